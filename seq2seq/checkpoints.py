@@ -1,0 +1,146 @@
+"""Save and restore a run; load a trained run for translation.
+
+    runs/<name>/checkpoints/latest/<step>/   the last two states of training
+    runs/<name>/checkpoints/best/<step>/     parameters of the best evaluation
+
+A checkpoint holds `model` (parameters), for `latest` also `optimizer`, and `meta`: step, position in the data, stopper,
+minutes and the hashes of the tokenizers.  Orbax writes each under a temporary name and renames it when complete, so a
+killed process leaves the checkpoint before it.  One that is damaged is passed over in favour of the one before, and
+this is said.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from flax import nnx
+
+from seq2seq.config import Config, ConfigError, load_config
+from seq2seq.model import EncoderDecoder, build_model
+from seq2seq.tokenizer import Tokenizers, load_tokenizers
+
+
+class CheckpointError(RuntimeError):
+    """No usable checkpoint; the message says where and why."""
+
+
+def warn(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+class CheckpointStore:
+    """The checkpoints of one kind ("latest" or "best") of a run."""
+
+    def __init__(self, run_dir: str | Path, kind: str, *, keep: int):
+        self.folder = Path(run_dir).resolve() / "checkpoints" / kind
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=False)
+        self.manager = ocp.CheckpointManager(self.folder, options=options)
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps with a complete checkpoint, newest first."""
+        return sorted(self.manager.all_steps(), reverse=True)
+
+    def save(self, step: int, meta: dict[str, Any], **trees: Any) -> None:
+        """Write the checkpoint of `step`; one already there is the same, since training is deterministic."""
+        if step in self.manager.all_steps():
+            return
+        items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
+        self.manager.save(step, args=ocp.args.Composite(meta=ocp.args.JsonSave(meta), **items))
+
+    def restore(self, **templates: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(meta, trees) of the newest checkpoint that can be read; templates give shapes, types and placement.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        if not self.steps:
+            raise CheckpointError(f"{self.folder}: expected a checkpoint, found none")
+        failures = []
+        for step in self.steps:
+            try:
+                return self._restore_step(step, templates)
+            except Exception as error:  # whatever a damaged file makes the readers raise
+                failures.append(f"step {step}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+                warn(f"{self.folder / str(step)} cannot be read ({failures[-1]}); trying the one before")
+        raise CheckpointError(f"{self.folder}: expected a readable checkpoint, but " + "; ".join(failures))
+
+    def discard_after(self, step: int) -> None:
+        """Remove checkpoints newer than `step`: damaged, or written after the state that training goes on from."""
+        for later in self.steps:
+            if later > step:
+                self.manager.delete(later)
+
+    def _restore_step(self, step: int, templates: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        items = {name: ocp.args.StandardRestore(jax.tree.map(abstract, tree)) for name, tree in templates.items()}
+        restored = self.manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore(), **items))
+        return restored.meta, {name: restored[name] for name in templates}
+
+
+def abstract(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+    """Shape, type and placement of an array."""
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained run, ready to translate."""
+
+    config: Config
+    model: EncoderDecoder
+    tokenizers: Tokenizers
+    step: int
+    run_dir: Path
+    checkpoint: str
+
+
+def load_run(run_dir: str | Path, checkpoint: str = "best") -> Run:
+    """The model of a run at its "best" or "latest" checkpoint.
+
+    Raises:
+        ConfigError: the folder is no run, or its tokenizer is not the one the model was trained with.
+        CheckpointError: it has no usable checkpoint.
+    """
+    run_dir = Path(run_dir)
+    if checkpoint not in ("best", "latest"):
+        raise ConfigError("checkpoint", "'best' or 'latest'", repr(checkpoint))
+    if not (run_dir / "config.toml").is_file():
+        raise ConfigError("run", "a run folder with config.toml (made by scripts/train.py)", "none", run_dir)
+    config = load_config(run_dir / "config.toml")
+    tokenizers = load_tokenizers(run_dir)
+    kind = checkpoint
+    if kind == "best" and not _has_checkpoint(run_dir, "best") and _has_checkpoint(run_dir, "latest"):
+        warn(f"{run_dir} has no best checkpoint yet; using the latest")
+        kind = "latest"
+    if not _has_checkpoint(run_dir, kind):
+        raise CheckpointError(f"{run_dir}: expected a {kind} checkpoint, found none (train first: scripts/train.py)")
+    model = new_model(config, tokenizers)
+    params = nnx.state(model, nnx.Param)
+    meta, trees = CheckpointStore(run_dir, kind, keep=2 if kind == "latest" else 1).restore(model=params)
+    if meta["tokenizers"] != tokenizers.sha256:
+        raise ConfigError("tokenizer", f"the model trained with, sha256 {meta['tokenizers']}", tokenizers.sha256, run_dir)
+    nnx.update(model, trees["model"])
+    return Run(config, model, tokenizers, meta["step"], run_dir, kind)
+
+
+def new_model(config: Config, tokenizers: Tokenizers) -> nnx.Module:
+    """The model of `config` with fresh parameters."""
+    return build_model(
+        config.model,
+        tokenizers.source.vocab_size,
+        tokenizers.target.vocab_size,
+        shared_vocab=tokenizers.joint,
+        rngs=nnx.Rngs(config.seed),
+        dtype=jnp.dtype(config.training.compute_dtype),
+    )
+
+
+def _has_checkpoint(run_dir: Path, kind: str) -> bool:
+    folder = run_dir / "checkpoints" / kind
+    return folder.is_dir() and any(entry.name.isdigit() for entry in folder.iterdir())

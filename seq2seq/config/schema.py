@@ -1,0 +1,226 @@
+"""The dataclasses: every key of a config file, its default and what it means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used: which file and key, what was expected, what came."""
+
+    def __init__(self, key: str, expected: str, got: object, file: str | Path | None = None):
+        self.key, self.expected, self.got, self.file = key, expected, got, file
+        super().__init__(key, expected, got)
+
+    def __str__(self) -> str:
+        where = f"{self.file}: " if self.file else ""
+        return f"{where}{self.key}: expected {self.expected}, got {self.got}"
+
+
+@dataclass(frozen=True)
+class CorpusConfig:
+    """Which parallel text, and where it lies."""
+
+    name: Literal["bible", "multi30k", "tatoeba", "parallel", "tsv", "reverse"] = "bible"
+    """Recipe of the corpus (see seq2seq/corpora)."""
+    pair: str = "en-fr"
+    """Language pair, source-target, as in en-fr."""
+    data_dir: str = ""
+    """Folder of local copies; empty means the recipe fetches its own."""
+    output_dir: str = "data"
+    """Folder that receives <name>/<pair>/{train,dev,test}.* and downloads."""
+    train: tuple[str, ...] = ()
+    """Files of the training text: two for `parallel` (source, target), one for `tsv`."""
+    dev: tuple[str, ...] = ()
+    """Files of the development text, like `train`; empty holds out a part of the training text."""
+    test: tuple[str, ...] = ()
+    """Files of the test text, like `train`; empty holds out a part of the training text."""
+    held_out: int = 1000
+    """Pairs held out for each of dev and test where a recipe has no fixed split."""
+    num_symbols: int = 20
+    """`reverse`: number of distinct symbols."""
+    train_pairs: int = 20_000
+    """`reverse`: number of training pairs."""
+    min_symbols: int = 1
+    """`reverse`: shortest sequence, in symbols."""
+    max_symbols: int = 20
+    """`reverse`: longest training sequence, in symbols."""
+    max_test_symbols: int = 30
+    """`reverse`: longest test sequence, in symbols (beyond max_symbols is extrapolation)."""
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """SentencePiece model; ids PAD=0 UNK=1 BOS=2 EOS=3."""
+
+    kind: Literal["unigram", "bpe", "word", "char"] = "unigram"
+    """SentencePiece model type."""
+    vocab_size: int = 4000
+    """Number of pieces, special ids included."""
+    joint: bool = True
+    """One vocabulary for both languages; false trains one for each."""
+    normalization: Literal["nfkc", "nmt_nfkc", "identity"] = "identity"
+    """SentencePiece normalisation rule (text is already NFC); kept inside the model file."""
+    character_coverage: float = 1.0
+    """Share of the characters of the training text that get a piece."""
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """Batches of few static shapes: a bucket of length L holds tokens // L pairs."""
+
+    tokens: int = 4096
+    """Padded tokens of one side of a training batch."""
+    lengths: tuple[int, ...] = (16, 24, 32, 40, 48, 64, 96, 128)
+    """Bucket lengths in subwords, `</s>` included; longer training pairs are left out, counted and reported."""
+    eval_tokens: int = 4096
+    """Padded tokens of one side of a batch in evaluation and decoding."""
+
+
+@dataclass(frozen=True)
+class RNNConfig:
+    """Encoder-decoder of Bahdanau et al. (2015), Appendix A."""
+
+    kind: Literal["rnn"] = "rnn"
+    attention: Literal["none", "additive"] = "additive"
+    """`none`: one fixed vector; `additive`: Bahdanau attention."""
+    embed_dim: int = 256
+    """Width of word embeddings (m in the paper)."""
+    encoder_dim: int = 256
+    """GRU units of each direction of the encoder."""
+    hidden_dim: int = 512
+    """GRU units of the decoder (n)."""
+    align_dim: int = 256
+    """Width of the alignment model (n')."""
+    maxout_dim: int = 256
+    """Width of the maxout readout (l)."""
+    dropout_rate: float = 0.2
+    """Dropout on embeddings, encoder states and readout."""
+    tied_embeddings: bool = True
+    """One matrix for target embeddings and output (needs embed_dim = maxout_dim), and the source if the vocabulary is joint."""
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Encoder-decoder of Vaswani et al. (2017), with the layer norm first."""
+
+    kind: Literal["transformer"] = "transformer"
+    model_dim: int = 256
+    """Width of the residual stream."""
+    ffn_dim: int = 1024
+    """Width of the feed-forward layer."""
+    num_heads: int = 4
+    """Attention heads; must divide model_dim."""
+    num_layers: int = 3
+    """Layers of the encoder, and of the decoder."""
+    norm: Literal["pre", "post"] = "pre"
+    """Layer norm before each sublayer, or after the residual sum as in the paper."""
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    """How positions enter: added to the embeddings."""
+    max_length: int = 512
+    """`learned`: number of positions in the table."""
+    dropout_rate: float = 0.1
+    """Dropout on embeddings and on the output of each sublayer."""
+    attention_dropout_rate: float = 0.0
+    """Dropout on attention weights."""
+    tied_embeddings: bool = True
+    """One matrix for target embeddings and output, and for the source if the vocabulary is joint."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW with warm-up."""
+
+    learning_rate: float = 1e-3
+    """Peak learning rate."""
+    schedule: Literal["inverse_sqrt", "cosine", "linear", "constant"] = "inverse_sqrt"
+    """Decay after warm-up; cosine and linear end at zero at training.max_steps."""
+    warmup_steps: int = 400
+    """Steps of linear warm-up from zero."""
+    beta1: float = 0.9
+    """AdamW: decay of the first moment."""
+    beta2: float = 0.98
+    """AdamW: decay of the second moment."""
+    epsilon: float = 1e-9
+    """AdamW: added to the root of the second moment."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay, on matrices only."""
+    clip_norm: float = 1.0
+    """Gradients are scaled to this global norm at most; 0 turns clipping off."""
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """The loop: how long, how often it looks at the dev text, when it stops."""
+
+    max_steps: int = 10_000
+    """Training ends after this many steps."""
+    max_minutes: float = 0.0
+    """Training ends after this many minutes of wall time, all resumptions together; 0 sets no limit."""
+    label_smoothing: float = 0.1
+    """Mass spread evenly over the vocabulary in the training loss."""
+    eval_every: int = 500
+    """Steps between evaluations on the dev text; each may write the best checkpoint."""
+    checkpoint_every: int = 500
+    """Steps between writes of the latest checkpoint."""
+    log_every: int = 20
+    """Steps between lines of metrics.jsonl."""
+    dev_bleu_sentences: int = 200
+    """Dev sentences translated greedily for dev BLEU, spread evenly over the dev text; 0 translates none."""
+    metric: Literal["dev_loss", "dev_bleu", "dev_accuracy"] = "dev_loss"
+    """What picks the best checkpoint and counts for patience: loss falls, BLEU and accuracy rise."""
+    patience: int = 0
+    """Evaluations without a better metric before training stops; 0 never stops early."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of activations; parameters, softmax, loss and optimizer stay float32."""
+
+
+@dataclass(frozen=True)
+class DecodingConfig:
+    """From model to text."""
+
+    beam_size: int = 4
+    """Hypotheses kept; 1 is greedy."""
+    length_penalty: Literal["gnmt", "power", "none"] = "gnmt"
+    """Score = log p / penalty: gnmt ((5+n)/6)^alpha (Wu et al. 2016), power n^alpha, none 1; n counts `</s>`."""
+    alpha: float = 0.6
+    """Exponent of the length penalty."""
+    n_best: int = 1
+    """Hypotheses returned for each sentence."""
+    max_length_factor: float = 2.0
+    """Longest output = factor * source length + offset, in subwords."""
+    max_length_offset: int = 10
+    """See max_length_factor."""
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Scores overall and by source length."""
+
+    edges: tuple[int, ...] = (10, 20, 30, 40, 50, 60, 70)
+    """Last source length, in words, of each bucket; one more bucket is open-ended."""
+    bootstrap_samples: int = 1000
+    """Resamples behind each 95 % interval."""
+    min_bleu_sentences: int = 30
+    """Buckets with fewer sentences show chrF but no BLEU."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything a run is made from."""
+
+    seed: int = 0
+    """Seed of parameters, data order and dropout."""
+    corpus: CorpusConfig = field(default_factory=CorpusConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    batches: BatchConfig = field(default_factory=BatchConfig)
+    model: RNNConfig | TransformerConfig = field(default_factory=RNNConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    decoding: DecodingConfig = field(default_factory=DecodingConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+
+MODEL_KINDS = {"rnn": RNNConfig, "transformer": TransformerConfig}

@@ -1,0 +1,27 @@
+"""Evaluation: from a run to BLEU, chrF and token accuracy overall and by source length, with intervals.
+
+score         plain lists of strings to scores (scores.py)
+evaluate_run  a run and a split to scores, files and a figure (run.py; files: record.py)
+compare_runs  several runs to one table and one figure (comparison.py)
+"""
+
+from seq2seq.evaluation.comparison import Comparison, compare_runs
+from seq2seq.evaluation.record import Evaluation, evaluation_files, load_evaluation
+from seq2seq.evaluation.run import SPLITS, evaluate_run
+from seq2seq.evaluation.scores import METRICS, Bucket, Estimate, Scores, SliceScores, score
+
+__all__ = [
+    "METRICS",
+    "SPLITS",
+    "Bucket",
+    "Comparison",
+    "Estimate",
+    "Evaluation",
+    "Scores",
+    "SliceScores",
+    "compare_runs",
+    "evaluate_run",
+    "evaluation_files",
+    "load_evaluation",
+    "score",
+]

@@ -1,0 +1,280 @@
+"""Scores of translations: BLEU, chrF and token accuracy, overall and by source length, with bootstrap intervals.
+
+BLEU (Papineni et al. 2002) and chrF (Popović 2015) are sacrebleu's.  Both are functions of sums over sentences: n-gram
+matches, n-gram totals and lengths.  A bootstrap resample of the sentences therefore needs no text, only the sum of the
+rows that were drawn, and the plain sum of all rows gives the corpus score itself (held by a test).
+
+Intervals are percentile intervals (Efron 1979; Koehn 2004 for translation): the 2.5th and 97.5th percentile of the score
+over resamples of the n sentences with replacement.  The same number of sentences and the same seed draw the same
+resamples, so two systems scored on one test set are resampled alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+from sacrebleu.metrics import BLEU, CHRF
+
+from seq2seq.config import EvaluationConfig
+
+METRICS = {"bleu": "BLEU", "chrf": "chrF", "token_accuracy": "token accuracy"}
+UNSPACED = frozenset({"zh", "ja", "th", "lo", "km", "my"})
+"""Languages written without spaces between words; their lengths are counted in characters."""
+
+_BLEU_TOKENIZERS = dict.fromkeys(UNSPACED, "char") | {"zh": "zh"}
+_MAX_TOKENISED = 0.1
+_CHUNK = 100
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A score from 0 to 100 and its 95 % interval; no interval for a single sentence."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class SliceScores:
+    """Scores of one set of n sentences; a score that cannot be given is None."""
+
+    n: int
+    bleu: Estimate | None
+    chrf: Estimate | None
+    token_accuracy: Estimate | None
+    length_ratio: float | None
+    """Words of the hypotheses / words of the references."""
+    empty: float | None
+    """Share of hypotheses without a word."""
+    unfinished: float | None
+    """Share of hypotheses cut at the length limit, without `</s>`."""
+    mean_source_length: float | None
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Scores of the sentences with `low` to `high` source words, both included; `high` None is open-ended."""
+
+    low: int
+    high: int | None
+    scores: SliceScores
+
+    @property
+    def label(self) -> str:
+        """The range as text.
+
+        >>> nothing = SliceScores(0, None, None, None, None, None, None, None)
+        >>> Bucket(11, 20, nothing).label, Bucket(5, 5, nothing).label, Bucket(71, None, nothing).label
+        ('11–20', '5', '71+')
+        """
+        if self.high is None:
+            return f"{self.low}+"
+        return str(self.low) if self.low == self.high else f"{self.low}–{self.high}"
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What `score` returns."""
+
+    headline: str
+    """The metric to look at: a key of METRICS."""
+    overall: SliceScores
+    buckets: tuple[Bucket, ...]
+    signatures: dict[str, str]
+    length_unit: str
+    """What source lengths count: words, or characters for a language written without spaces."""
+    bootstrap_samples: int
+    bootstrap_seed: int
+    min_bleu_sentences: int
+    warnings: tuple[str, ...]
+
+
+class _Statistics(NamedTuple):
+    """Per-sentence rows whose sum determines a score."""
+
+    rows: Int[np.ndarray, "n k"]
+    compute: Callable[[list[int]], float]
+
+    def take(self, indices: Int[np.ndarray, "m"]) -> _Statistics:
+        return _Statistics(self.rows[indices], self.compute)
+
+
+def word_list(text: str, language: str = "") -> list[str]:
+    """Words between white space; characters for a language written without spaces.
+
+    >>> word_list("a b  c"), word_list("你 好", "zh")
+    (['a', 'b', 'c'], ['你', '好'])
+    """
+    return list("".join(text.split())) if language in UNSPACED else text.split()
+
+
+def score(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    source_lengths: Sequence[int],
+    config: EvaluationConfig,
+    *,
+    finished: Sequence[bool] | None = None,
+    source_language: str = "",
+    target_language: str = "",
+    token_accuracy: bool = False,
+    seed: int = 0,
+) -> Scores:
+    """Score detokenised hypotheses against untouched references, overall and by source length.
+
+    Args:
+        hypotheses: one translation for each sentence.
+        references: the reference translations, in the same order.
+        source_lengths: words of each source sentence (see `word_list`).
+        config: bucket edges, number of resamples, fewest sentences for BLEU.
+        finished: whether each hypothesis ended in `</s>`; None when that is not known.
+        source_language: code that decides what source lengths count (words or characters).
+        target_language: code that decides what target words are and sacrebleu's tokeniser.
+        token_accuracy: also score positions that agree / longer of the two lengths, and make that the headline.
+        seed: of the bootstrap.
+
+    Raises:
+        ValueError: no sentences, or unequal counts (both are named).
+    """
+    _check_counts(hypotheses, references, source_lengths, finished)
+    statistics, signatures = _all_statistics(hypotheses, references, target_language, token_accuracy)
+    table = _Table(
+        statistics,
+        np.array([len(word_list(text, target_language)) for text in hypotheses]),
+        np.array([len(word_list(text, target_language)) for text in references]),
+        np.array(source_lengths),
+        None if finished is None else np.array(finished),
+    )
+    everything = np.arange(len(hypotheses))
+    overall = _slice_scores(table, everything, config, seed, bleu_from=1)
+    buckets = tuple(
+        Bucket(low, high, _slice_scores(table, indices, config, seed, bleu_from=config.min_bleu_sentences))
+        for low, high, indices in _by_length(table.source_lengths, config.edges)
+    )
+    return Scores(
+        headline="token_accuracy" if token_accuracy else "bleu",
+        overall=overall,
+        buckets=buckets,
+        signatures=signatures,
+        length_unit="characters" if source_language in UNSPACED else "words",
+        bootstrap_samples=config.bootstrap_samples,
+        bootstrap_seed=seed,
+        min_bleu_sentences=config.min_bleu_sentences,
+        warnings=tuple(_tokenised_warnings(hypotheses, references)),
+    )
+
+
+class _Table(NamedTuple):
+    """Everything about each sentence that the scores are made from."""
+
+    statistics: dict[str, _Statistics]
+    hypothesis_lengths: np.ndarray
+    reference_lengths: np.ndarray
+    source_lengths: np.ndarray
+    finished: np.ndarray | None
+
+
+def _check_counts(
+    hypotheses: Sequence[str], references: Sequence[str], source_lengths: Sequence[int], finished: Sequence[bool] | None
+) -> None:
+    if len(hypotheses) != len(references):
+        raise ValueError(f"hypotheses and references: expected equal counts, got {len(hypotheses)} and {len(references)}")
+    if len(source_lengths) != len(references):
+        raise ValueError(f"source_lengths: expected {len(references)}, one for each reference, got {len(source_lengths)}")
+    if finished is not None and len(finished) != len(references):
+        raise ValueError(f"finished: expected {len(references)}, one for each reference, got {len(finished)}")
+    if not references:
+        raise ValueError("hypotheses and references: expected at least one sentence, got none")
+
+
+def _all_statistics(
+    hypotheses: Sequence[str], references: Sequence[str], language: str, token_accuracy: bool
+) -> tuple[dict[str, _Statistics], dict[str, str]]:
+    # force=True turns off sacrebleu's log line about tokenised text: it looks at 100 lines whatever n is; ours at the share
+    metrics = {"bleu": BLEU(tokenize=_BLEU_TOKENIZERS.get(language, "13a"), force=True), "chrf": CHRF()}
+    statistics, signatures = {}, {}
+    for name, metric in metrics.items():
+        rows = np.array(metric._extract_corpus_statistics(list(hypotheses), [list(references)]), dtype=np.int64)
+        statistics[name] = _Statistics(rows, lambda sums, metric=metric: metric._compute_score_from_stats(sums).score)
+        signatures[name] = metric.get_signature().format()
+    if token_accuracy:
+        rows = [agreement(h.split(), r.split()) for h, r in zip(hypotheses, references, strict=True)]
+        statistics["token_accuracy"] = _Statistics(np.array(rows, dtype=np.int64), _accuracy)
+        signatures["token_accuracy"] = "positions that agree / longer of the two lengths|words"
+    return statistics, signatures
+
+
+def agreement(hypothesis: Sequence[str], reference: Sequence[str]) -> tuple[int, int]:
+    """Positions that agree, and the longer of the two lengths.
+
+    >>> agreement(["a", "b"], ["a", "c", "b"])
+    (1, 3)
+    """
+    return sum(h == r for h, r in zip(hypothesis, reference, strict=False)), max(len(hypothesis), len(reference))
+
+
+def _accuracy(sums: list[int]) -> float:
+    agree, total = sums
+    return 100.0 * agree / total if total else 100.0
+
+
+def _by_length(lengths: np.ndarray, edges: Sequence[int]) -> Iterator[tuple[int, int | None, np.ndarray]]:
+    """(low, high, indices) of each bucket; lengths below the first edge, 0 included, are in the first one."""
+    bucket = np.searchsorted(np.array(edges), lengths, side="left")
+    lows, highs = (1, *(edge + 1 for edge in edges)), (*edges, None)
+    for index, (low, high) in enumerate(zip(lows, highs, strict=True)):
+        yield low, high, np.flatnonzero(bucket == index)
+
+
+def _slice_scores(table: _Table, indices: np.ndarray, config: EvaluationConfig, seed: int, bleu_from: int) -> SliceScores:
+    n = len(indices)
+    if n == 0:
+        return SliceScores(0, None, None, None, None, None, None, None)
+    shown = {name: s for name, s in table.statistics.items() if name != "bleu" or n >= bleu_from}
+    estimates = {name: _estimate(s.take(indices), config.bootstrap_samples, seed) for name, s in shown.items()}
+    reference_words = int(table.reference_lengths[indices].sum())
+    hypothesis_lengths = table.hypothesis_lengths[indices]
+    return SliceScores(
+        n=n,
+        bleu=estimates.get("bleu"),
+        chrf=estimates["chrf"],
+        token_accuracy=estimates.get("token_accuracy"),
+        length_ratio=int(hypothesis_lengths.sum()) / reference_words if reference_words else None,
+        empty=float((hypothesis_lengths == 0).mean()),
+        unfinished=None if table.finished is None else float((~table.finished[indices]).mean()),
+        mean_source_length=float(table.source_lengths[indices].mean()),
+    )
+
+
+def _estimate(statistics: _Statistics, samples: int, seed: int) -> Estimate:
+    value = float(statistics.compute(statistics.rows.sum(0).tolist()))
+    if len(statistics.rows) < 2:
+        return Estimate(value, None, None)
+    resampled = [statistics.compute(sums) for sums in _resampled_sums(statistics.rows, samples, seed)]
+    low, high = np.percentile(resampled, [2.5, 97.5])
+    return Estimate(value, float(low), float(high))
+
+
+def _resampled_sums(rows: Int[np.ndarray, "n k"], samples: int, seed: int) -> Iterator[list[int]]:
+    """Sums of the rows over `samples` resamples of the sentences with replacement.
+
+    How often each sentence is drawn is multinomial, so a resample is one row of counts @ rows.
+    """
+    generator, n = np.random.default_rng(seed), len(rows)
+    for start in range(0, samples, _CHUNK):
+        counts = generator.multinomial(n, np.full(n, 1 / n), size=min(_CHUNK, samples - start))
+        yield from (counts @ rows).tolist()
+
+
+def _tokenised_warnings(hypotheses: Sequence[str], references: Sequence[str]) -> Iterator[str]:
+    shares = [sum(line.endswith(" .") for line in lines) / len(lines) for lines in (hypotheses, references)]
+    if shares[0] > _MAX_TOKENISED:
+        yield (
+            f"{shares[0]:.0%} of the hypotheses (and {shares[1]:.0%} of the references) end in ' .': this is tokenised text, "
+            "its BLEU cannot be compared with that of detokenised text"
+        )

@@ -1,0 +1,160 @@
+"""Tables of evaluations: on the terminal (rich) and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from seq2seq.evaluation.record import Evaluation
+from seq2seq.evaluation.scores import METRICS, Estimate, SliceScores
+
+DASH = "–"
+_PIPE_WIDTH = 120
+_METRIC_ORDER = ("token_accuracy", "bleu", "chrf")
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """`value` with `digits` decimals, a dash for None.
+
+    >>> number(2.345, 2), number(None)
+    ('2.35', '–')
+    """
+    return DASH if value is None else f"{value:.{digits}f}"
+
+
+def share(value: float | None) -> str:
+    """A share as a percentage, a dash for None."""
+    return DASH if value is None else f"{100 * value:.1f} %"
+
+
+def with_interval(estimate: Estimate | None) -> str:
+    """Value and interval, a dash for None.
+
+    >>> with_interval(Estimate(10.44, 9.5, 11.2)), with_interval(Estimate(3.0, None, None)), with_interval(None)
+    ('10.4 [9.5, 11.2]', '3.0', '–')
+    """
+    if estimate is None:
+        return DASH
+    value = number(estimate.value)
+    return value if estimate.low is None else f"{value} [{number(estimate.low)}, {number(estimate.high)}]"
+
+
+def shown_metrics(evaluation: Evaluation) -> list[str]:
+    """Metrics of the evaluation, headline first."""
+    return [metric for metric in _METRIC_ORDER if metric in evaluation.scores.signatures]
+
+
+def length_table(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
+    """(header, rows): one row for each length bucket that holds sentences, and one for all."""
+    metrics = shown_metrics(evaluation)
+    header = [
+        f"source {evaluation.scores.length_unit}",
+        "n",
+        *(METRICS[m] for m in metrics),
+        "length ratio",
+        "empty",
+        "not finished",
+    ]
+
+    def row(label: str, scores: SliceScores) -> list[str]:
+        estimates = [with_interval(getattr(scores, metric)) for metric in metrics]
+        ratio = number(scores.length_ratio, 2)
+        return [label, str(scores.n), *estimates, ratio, share(scores.empty), share(scores.unfinished)]
+
+    buckets = [bucket for bucket in evaluation.scores.buckets if bucket.scores.n]
+    return header, [row(bucket.label, bucket.scores) for bucket in buckets] + [row("all", evaluation.scores.overall)]
+
+
+def comparison_table(evaluations: Mapping[str, Evaluation]) -> tuple[list[str], list[list[str]]]:
+    """(header, rows): one row for each run; the last columns hold the headline metric of each length bucket."""
+    first = next(iter(evaluations.values()))
+    headline, metrics = first.scores.headline, shown_metrics(first)
+    buckets = [f"{METRICS[headline]} {b.label} (n={b.scores.n})" for b in first.scores.buckets if b.scores.n]
+    header = [
+        "model",
+        "parameters",
+        "steps trained",
+        "minutes trained",
+        "step scored",
+        *(METRICS[m] for m in metrics),
+        "length ratio",
+        *buckets,
+    ]
+    rows = []
+    for label, evaluation in evaluations.items():
+        overall = evaluation.scores.overall
+        steps = DASH if evaluation.training_steps is None else f"{evaluation.training_steps:,}"
+        size = [f"{evaluation.parameters:,}", steps, number(evaluation.training_minutes), f"{evaluation.step:,}"]
+        estimates = [with_interval(getattr(overall, metric)) for metric in metrics]
+        curve = [with_interval(getattr(b.scores, headline)) for b in evaluation.scores.buckets if b.scores.n]
+        rows.append([label, *size, *estimates, number(overall.length_ratio, 2), *curve])
+    return header, rows
+
+
+def transposed(header: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """The table on its side: one column for each row; for few runs and many columns.
+
+    >>> transposed(["model", "n"], [["a", "1"], ["b", "2"]])
+    (['model', 'a', 'b'], [['n', '1', '2']])
+    """
+    first, *others = [list(line) for line in zip(header, *rows, strict=True)]
+    return first, others
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, numbers to the right.
+
+    >>> print(markdown_table(["model", "n"], [["a|b", "1"]]))
+    | model | n |
+    |---|---:|
+    | a\\|b | 1 |
+    """
+    lines = [header, *rows]
+    rule = "|---|" + "---:|" * (len(header) - 1)
+    text = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+    return "\n".join([text[0], rule, *text[1:]])
+
+
+def result_console() -> Console:
+    """Standard output as wide as the terminal, and wide enough for the tables in a file or a pipe."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_PIPE_WIDTH)
+
+
+def print_table(console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table; cells are plain text, whatever brackets they hold."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for index, name in enumerate(header):
+        intervals = any("[" in row[index] for row in rows)
+        table.add_column(name, justify="right" if index else "left", overflow="fold", no_wrap=intervals)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+def print_evaluation(console: Console, evaluation: Evaluation) -> None:
+    """The table by length, the signatures, and sample translations."""
+    corpus, decoding = evaluation.corpus, evaluation.decoding
+    title = f"{evaluation.run}: {corpus.title}, {evaluation.split}, 95 % intervals"
+    print_table(console, title, *length_table(evaluation))
+
+    def say(text: str = "") -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    scores = evaluation.scores
+    if any(bucket.scores.n and bucket.scores.bleu is None for bucket in scores.buckets):
+        say(f"{DASH}: BLEU is not shown under {scores.min_bleu_sentences} sentences")
+    for metric, signature in scores.signatures.items():
+        say(f"{METRICS[metric]}: {signature}")
+    say(
+        f"{evaluation.model}, {evaluation.parameters:,} parameters, {evaluation.checkpoint} checkpoint, "
+        f"step {evaluation.step}; beam {decoding.beam_size}, length penalty {decoding.length_penalty} (alpha {decoding.alpha}); "
+        f"{evaluation.seconds:.1f} s, {evaluation.sentences_per_second:.1f} sentences/s"
+    )
+    for sample in evaluation.samples:
+        say(f"\n{sample.kind} ({sample.id})")
+        say(f"  source      {sample.source}\n  reference   {sample.reference}\n  hypothesis  {sample.hypothesis}")

@@ -1,0 +1,11 @@
+"""Figures of evaluation and training, as PNG files.
+
+plot_by_length        a score against source length, with intervals
+plot_training_curves  dev loss and dev scores during training
+plot_alignment        attention weights between a source sentence and its translation
+"""
+
+from seq2seq.plots.alignment import plot_alignment
+from seq2seq.plots.curves import Curve, Point, plot_by_length, plot_training_curves
+
+__all__ = ["Curve", "Point", "plot_alignment", "plot_by_length", "plot_training_curves"]

@@ -1,0 +1,294 @@
+"""Sentences through a run of random weights: order, blanks, length, lists, weights, and scripts/translate.py on real bytes."""
+
+import importlib.util
+import io
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from rich.console import Console
+
+from seq2seq.checkpoints import CheckpointStore, Run, new_model
+from seq2seq.config import (
+    BatchConfig,
+    Config,
+    ConfigError,
+    DecodingConfig,
+    RNNConfig,
+    TokenizerConfig,
+    TransformerConfig,
+    save_config,
+)
+from seq2seq.decoding.greedy import _greedy_search
+from seq2seq.tokenizer import EOS, Tokenizers, train_tokenizer
+from seq2seq.translation import BLANK, TranslationError, Translator, decode_corpus, load
+from seq2seq.translation.output import TranslationProgress, format_results, unfinished_note
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "translate.py"
+TEXTS = ["the dog sees the cat", "a cat and a dog", "the small house", "we go to the house", "le chat voit le chien", "é bois"]
+RNN = RNNConfig(embed_dim=8, encoder_dim=8, hidden_dim=12, align_dim=6, maxout_dim=8)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TEXTS, TokenizerConfig(kind="bpe", vocab_size=40))
+
+
+def run_of(tokenizer, model=RNN, lengths=(16,), **decoding):
+    """A run that no training made; its weights are large enough for outputs that differ from source to source."""
+    config = Config(
+        model=model,
+        batches=BatchConfig(tokens=64, lengths=lengths, eval_tokens=192),
+        decoding=DecodingConfig(**({"beam_size": 3, "max_length_factor": 1.0, "max_length_offset": 4} | decoding)),
+    )
+    tokenizers = Tokenizers(tokenizer, tokenizer)
+    graphdef, params = nnx.split(new_model(config, tokenizers))
+    made = nnx.merge(graphdef, jax.tree.map(lambda x: 3.0 * x, params))
+    return Run(config, made, tokenizers, 7, Path("runs/none"), "best")
+
+
+@pytest.fixture(scope="module")
+def translator(tokenizer):
+    return Translator(run_of(tokenizer))
+
+
+SENTENCES = [
+    "the dog",
+    "",
+    "we go to the small house and to the dog",
+    " \t ",
+    "a",
+    "the cat",
+    "\u00ad\u200e",
+    "le chien voit le chat",
+    "日本",
+]
+
+
+def test_every_sentence_has_its_own_translation_in_its_own_place(translator):
+    results = translator.translate(SENTENCES)
+    assert len(results) == len(SENTENCES)
+    assert [i for i, found in enumerate(results) if found == [BLANK]] == [1, 3, 6]
+    assert len({found[0].text for found in results}) > 4
+    for sentence, found in zip(SENTENCES, results, strict=True):
+        (alone,) = translator.translate([sentence])
+        assert alone[0].text == found[0].text
+        assert alone[0].pieces == found[0].pieces
+        assert alone[0].score == pytest.approx(found[0].score, rel=1e-4)
+
+
+def test_nothing_in_nothing_out(translator):
+    assert translator.translate([]) == []
+    assert translator.translate(["", " "]) == [[BLANK], [BLANK]]
+
+
+def test_size_of_batches_never_changes_a_translation(translator):
+    expected = [found[0].pieces for found in translator.translate(SENTENCES)]
+    for batch_tokens in (1, 500):
+        assert [found[0].pieces for found in translator.translate(SENTENCES, batch_tokens=batch_tokens)] == expected
+
+
+def test_very_long_sentence(tokenizer):
+    translator = Translator(run_of(tokenizer, beam_size=1, max_length_factor=0.0, max_length_offset=6))
+    calls = []
+    results = translator.translate(["the dog", "the cat " * 1000, "a"], progress=lambda *call: calls.append(call))
+    assert [len(found) for found in results] == [1, 1, 1]
+    assert len(results[1][0].source_pieces) > 2000
+    assert results[0][0].pieces == translator.translate(["the dog"])[0][0].pieces
+    assert calls[0] == (1, 3)
+    assert calls[-1] == (3, 3)
+
+
+def test_output_is_limited_by_the_length_of_its_own_source(tokenizer):
+    run = run_of(tokenizer, beam_size=2, max_length_factor=0.5, max_length_offset=1)
+    sources = [[*range(4, 4 + n), EOS] for n in (1, 2, 6, 13)]
+    results = decode_corpus(run.model, sources, run.config.decoding, run.config.batches)
+    limits = [2, 2, 4, 8]
+    assert all(len(best.ids) <= limit for (best, *_), limit in zip(results, limits, strict=True))
+    cut = [(len(best.ids), limit) for (best, *_), limit in zip(results, limits, strict=True) if not best.finished]
+    assert cut
+    assert all(length == limit for length, limit in cut)
+    assert all(best.finished == (best.ids[-1] == EOS) for best, *_ in results)
+
+
+def test_few_shapes_are_compiled(tokenizer):
+    run = run_of(tokenizer, lengths=(8, 16), beam_size=1)
+    generator = np.random.default_rng(0)
+    sources = [[*generator.integers(4, 40, n).tolist(), EOS] for n in generator.integers(1, 15, 61)]
+    before = _greedy_search._cache_size()
+    for _ in range(2):
+        decode_corpus(run.model, sources, run.config.decoding, run.config.batches)
+    assert _greedy_search._cache_size() - before == 2  # one for each bucket, 8 and 16
+
+
+def test_n_best_is_sorted_distinct_and_keeps_the_first(translator):
+    one = translator.translate(["the dog sees"])[0]
+    several = translator.translate(["the dog sees"], n_best=3)[0]
+    assert [h.text for h in one] == [several[0].text]
+    assert len({tuple(h.pieces) for h in several}) == 3
+    assert several == sorted(several, key=lambda h: (not h.finished, -h.score))
+    assert all(h.log_prob < h.score < 0 for h in several if len(h.pieces) > 1)
+
+
+def test_options_reach_the_search(translator):
+    plain = translator.translate(["the dog sees the cat"], length_penalty="none")[0][0]
+    assert plain.score == plain.log_prob
+    power = translator.translate(["the dog sees the cat"], beam_size=1, length_penalty="power", alpha=1.0)[0][0]
+    assert power.score == pytest.approx(power.log_prob / len(power.pieces), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_best": 4}, "decoding.n_best: expected 1 <= n_best <= beam_size = 3, got 4"),
+        ({"beam_size": 0}, "decoding.beam_size: expected an integer >= 1, got 0"),
+        ({"batch_tokens": 0}, "batch_tokens: expected an integer >= 1, got 0"),
+    ],
+)
+def test_impossible_options_are_named(translator, options, message):
+    with pytest.raises(ConfigError) as error:
+        translator.translate(["a"], **options)
+    assert str(error.value) == message
+
+
+def test_one_string_is_no_list_of_sentences(translator):
+    with pytest.raises(TranslationError, match="expected a list of strings, got one string 'the dog'"):
+        translator.translate("the dog")
+
+
+def test_weights_have_a_row_for_each_piece_and_a_column_for_each_source_piece(translator):
+    results = translator.translate(["the dog sees the cat", "", "a"], with_weights=True)
+    assert results[1] == [BLANK]
+    for (best,) in (results[0], results[2]):
+        assert best.source_pieces[-1] == "</s>"
+        assert best.weights.shape == (len(best.pieces), len(best.source_pieces))
+        np.testing.assert_allclose(best.weights.sum(axis=1), 1.0, rtol=1e-5)
+        assert best.finished == (best.pieces[-1] == "</s>")
+    assert translator.translate(["a"])[0][0].weights is None
+
+
+def test_model_without_attention_has_no_weights(tokenizer):
+    translator = Translator(run_of(tokenizer, replace(RNN, attention="none")))
+    assert translator.translate(["the dog"])[0][0].pieces
+    with pytest.raises(TranslationError, match=r"expected a run with attention, got model.attention = 'none' \(runs/none\)"):
+        translator.translate(["the dog"], with_weights=True)
+
+
+def test_learned_positions_limit_both_sides_and_name_the_line(tokenizer):
+    model = TransformerConfig(model_dim=8, ffn_dim=8, num_heads=2, num_layers=1, positions="learned", max_length=20)
+    translator = Translator(run_of(tokenizer, model, beam_size=1, max_length_factor=3.0))
+    longest = "a " * 40
+    while len(tokenizer.encode(longest)) > 19:
+        longest = longest[:-2]
+    found = translator.translate([longest])[0][0]  # a bucket of 20, not of 32
+    assert len(found.source_pieces) <= 20
+    assert len(found.pieces) <= 20
+    with pytest.raises(TranslationError, match=r"line 3: expected at most 20 subwords with </s> .*, got \d+"):
+        translator.translate(["a", "", "a " * 40])
+
+
+def test_diverged_model_is_an_error(tokenizer):
+    run = run_of(tokenizer)
+    graphdef, params = nnx.split(run.model)
+    broken = nnx.merge(graphdef, jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params))
+    with pytest.raises(TranslationError, match="got NaN"):
+        Translator(replace(run, model=broken)).translate(["a"])
+
+
+def test_results_as_lines():
+    cut = BLANK._replace(text="le chien", score=-1.5, finished=False)
+    results = [[cut, cut._replace(text="un chien", score=-2.0)], [BLANK]]
+    assert format_results(results) == "le chien\n\n"
+    assert format_results(results, 2) == "1 ||| le chien ||| -1.5000\n1 ||| un chien ||| -2.0000\n2 |||  ||| 0.0000\n"
+    assert unfinished_note(results) == "1 of 2 outputs reached their limit of length before </s>: line 1"
+    assert unfinished_note([[BLANK]]) == ""
+    assert unfinished_note([[cut]] * 12).endswith("line 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...")
+
+
+def test_progress_without_a_terminal_is_plain_lines():
+    console = Console(file=io.StringIO(), width=40)
+    with TranslationProgress(console=console, plain_seconds=0.0) as progress:
+        progress(5, 20)
+        progress.say("")
+    assert console.file.getvalue() == "translated 5 of 20 sentences, about 0 s left\n"
+
+
+# --- scripts/translate.py ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run_dir(tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    run = run_of(tokenizer)
+    save_config(run.config, folder / "config.toml")
+    run.tokenizers.save(folder)
+    meta = {"step": run.step, "tokenizers": run.tokenizers.sha256}
+    CheckpointStore(folder, "best", keep=1).save(run.step, meta, model=nnx.state(run.model, nnx.Param))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("translate_script", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_load_gives_the_run_back(run_dir, translator):
+    assert load(run_dir).translate(SENTENCES) == translator.translate(SENTENCES)
+
+
+def test_lines_in_lines_out(script, run_dir, translator, monkeypatch, capfdbinary):
+    """Cut at "\\n" alone; one "\\r" is stripped; the last line needs no end; blank stays blank."""
+    data = "the dog\r\n\n \na\u2028b\x0cc\u0085d\n日本\nthe cat".encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    script.main(run_dir)
+    sys.stdout.flush()
+    lines = capfdbinary.readouterr().out.decode().split("\n")
+    assert lines.pop() == ""
+    expected = translator.translate(["the dog", "", "", "a b c d", "日本", "the cat"])
+    assert lines == [found[0].text for found in expected]
+
+
+def test_files_lists_and_heat_maps(script, run_dir, translator, tmp_path, capsys):
+    (tmp_path / "in.txt").write_bytes(b"the dog\n\na cat\n")
+    script.main(
+        run_dir,
+        input=tmp_path / "in.txt",
+        output=tmp_path / "out.txt",
+        beam_size=4,
+        n_best=2,
+        length_penalty="power",
+        alpha=0.5,
+        batch_tokens=100,
+        attention=tmp_path / "maps",
+    )
+    options = {"beam_size": 4, "n_best": 2, "length_penalty": "power", "alpha": 0.5}
+    expected = translator.translate(["the dog", "", "a cat"], **options, with_weights=True)
+    assert (tmp_path / "out.txt").read_text(encoding="utf-8") == format_results(expected, 2)
+    assert sorted(p.name for p in (tmp_path / "maps").iterdir()) == ["00001.json", "00001.png", "00003.json", "00003.png"]
+    numbers = json.loads((tmp_path / "maps" / "00003.json").read_text(encoding="utf-8"))
+    best = expected[2][0]
+    assert (numbers["line"], numbers["columns"], numbers["rows"]) == (3, best.source_pieces, best.pieces)
+    np.testing.assert_allclose(numbers["weights"], best.weights, atol=1e-5)
+    assert f"wrote 2 heat maps to {tmp_path / 'maps'}" in capsys.readouterr().err
+
+
+def test_impossible_input_is_one_line_and_exit_code_2(run_dir, tmp_path):
+    done = subprocess.run([sys.executable, SCRIPT, run_dir], input=b"a\nb\xff\n", capture_output=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == b""
+    assert done.stderr.decode() == "translate.py: standard input:2: expected UTF-8 text, got byte 0xff\n"
+
+
+def test_output_in_a_missing_folder_fails_before_the_work(script, run_dir, tmp_path):
+    with pytest.raises(ConfigError, match="output"):
+        script.main(run_dir, input=tmp_path / "none", output=tmp_path / "missing" / "out.txt")
