@@ -159,7 +159,10 @@ def additive_weights(
     query, projected = _checked(query, keys, params, projected_keys)
     mask = _checked_mask(mask, query, projected)
     exps, total, _ = exponentials(_scores(query, projected, params, mask), mask)
-    return exps / nonzero(total)
+    weights = exps / nonzero(total)
+    if mask is None:
+        return weights
+    return jnp.where(mask, poison(weights, attends_nonfinite(mask, has_nonfinite(projected))), 0)
 
 
 def additive_attention(
@@ -208,7 +211,7 @@ def additive_attention(
     expect("values", values, "*B S V", (*projected.shape[:-1], values.shape[-1]))
     mask = _checked_mask(mask, query, projected)
     exps, total, _ = exponentials(_scores(query, projected, params, mask), mask)
-    return _average(exps, total, values, mask).astype(values.dtype)
+    return _average(exps, total, values, projected, mask).astype(values.dtype)
 
 
 @jax.jit
@@ -218,10 +221,10 @@ def _scores(
     params: AdditiveParams,
     mask: Bool[Array, "*#B #T #S"] | None,
 ) -> Float[Array, "*B T S"]:
-    hidden = project(query, params.query_kernel, isolate=mask is not None)[..., :, None, :] + projected[..., None, :, :]
     if mask is not None:
-        # A masked pair is computed from 0, so that NaN in the key stays out of every derivative.
-        hidden = jnp.where(mask[..., None], hidden, 0)
+        query = jnp.where(jnp.any(mask, axis=-1)[..., None], query, 0)
+        projected = finite_or_zero(projected)
+    hidden = project(query, params.query_kernel)[..., :, None, :] + projected[..., None, :, :]
     dtype = compute_dtype(query, projected)
     return jnp.matmul(jnp.tanh(hidden.astype(dtype)), params.score_vector.astype(dtype))
 
@@ -231,12 +234,15 @@ def _average(
     exps: Float[Array, "*B T S"],
     total: Float[Array, "*B T 1"],
     values: Float[Array, "*B S V"],
+    projected: Float[Array, "*B S A"],
     mask: Bool[Array, "*#B #T #S"] | None,
 ) -> Float[Array, "*B T V"]:
-    """sum_j exps_ij v_j / total_i, with NaN in a value kept from the queries that do not attend to it."""
+    """sum_j exps_ij v_j / total_i, with NaN in a key or value kept from the queries that do not attend to it."""
     safe = values if mask is None else finite_or_zero(values)
     context = jnp.matmul(exps, safe.astype(exps.dtype)) / nonzero(total)
-    return context if mask is None else poison(context, attends_nonfinite(mask, has_nonfinite(values)))
+    if mask is None:
+        return context
+    return poison(context, attends_nonfinite(mask, has_nonfinite(values) | has_nonfinite(projected)))
 
 
 def _checked(query, keys, params, projected_keys) -> tuple[Float[Array, "*B T Dq"], Float[Array, "*B S A"]]:

@@ -23,7 +23,7 @@ from attn.masks import causal_mask, padding_mask, segment_mask, sliding_window_m
 from attn.shapes import boolean_mask, broadcastable, expect, floating, integers, is_traced, per_batch
 
 Lengths = Annotated[ArrayLike, "*B"] | Sequence[int]
-Window = int | tuple[int | None, int | None]
+Window = int | Sequence[int | None]
 
 IMPLEMENTATIONS = ("auto", "dense")
 
@@ -279,14 +279,15 @@ def _segments(query_ids, key_ids, batch: Sequence[int], T: int, S: int) -> Bool[
     return segment_mask(query_ids, key_ids)
 
 
-def _sides(window: Window) -> tuple[int | None, int | None]:
-    sides = window if isinstance(window, tuple) else (window, window)
-    if len(sides) != 2:
-        raise ValueError(f"window: expected (left, right) or one integer, got {window!r}")
-    for side in sides:
-        if isinstance(side, bool) or not (side is None or (hasattr(side, "__index__") and side >= 0)):
-            raise ValueError(f"window: expected sides that are integers >= 0 or None, got {window!r}")
+def _sides(window: Window) -> Sequence[int | None]:
+    sides = window if isinstance(window, Sequence) else (window, window)
+    if len(sides) != 2 or not all(side is None or _is_count(side) for side in sides):
+        raise ValueError(f"window: expected (left, right), each an integer >= 0 or None, or one integer, got {window!r}")
     return sides
+
+
+def _is_count(side: Any) -> bool:
+    return hasattr(side, "__index__") and not isinstance(side, bool) and side >= 0
 
 
 def _checked(query: ArrayLike, key: ArrayLike, value: ArrayLike) -> tuple[Array, Array, Array]:

@@ -12,7 +12,9 @@ from jaxtyping import Array, Float
 from attn.shapes import floating, integers, is_traced, size
 
 
-def sinusoidal_positions(length: int, dim: int, *, base: float = 10_000.0, variant: str = "paper") -> Float[Array, "length dim"]:
+def sinusoidal_positions(
+    length: int, dim: int, *, base: float | int = 10_000.0, variant: str = "paper"
+) -> Float[Array, "length dim"]:
     """Fixed vectors of sines and cosines, one row for each position 0 ... length - 1.
 
         variant "paper":            PE(p, 2i) = sin(p / base^(2i/d))    PE(p, 2i+1) = cos(p / base^(2i/d))

@@ -10,7 +10,7 @@ from typing import Literal
 
 import tyro
 
-from seq2seq.checkpoints import CheckpointError
+from seq2seq.cli import report_errors
 from seq2seq.evaluation import compare_runs, evaluate_run
 from seq2seq.evaluation.tables import comparison_table, print_table, result_console, transposed
 from seq2seq.translation.output import TranslationProgress
@@ -41,8 +41,5 @@ def main(runs: tyro.conf.Positional[tuple[Path, ...]], out: Path, split: Literal
 
 
 if __name__ == "__main__":
-    try:
+    with report_errors():
         tyro.cli(main, description=__doc__)
-    except (ValueError, OSError, CheckpointError) as error:
-        print(f"compare.py: {error}", file=sys.stderr)
-        sys.exit(2)

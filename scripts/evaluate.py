@@ -9,7 +9,7 @@ from typing import Literal
 
 import tyro
 
-from seq2seq.checkpoints import CheckpointError
+from seq2seq.cli import report_errors
 from seq2seq.evaluation import evaluate_run, evaluation_files
 from seq2seq.evaluation.tables import print_evaluation, result_console
 from seq2seq.translation.output import TranslationProgress
@@ -47,8 +47,5 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
+    with report_errors():
         tyro.cli(main, description=__doc__)
-    except (ValueError, OSError, CheckpointError) as error:
-        print(f"evaluate.py: {error}", file=sys.stderr)
-        sys.exit(2)

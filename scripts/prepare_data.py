@@ -8,15 +8,15 @@ Writes OUTPUT_DIR/NAME/PAIR/{train,dev,test}.{source,target,ids} and report.json
 reuses them.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_type_hints
 
 import tyro
 
-from seq2seq.config import Config, ConfigError, CorpusConfig, validate
-from seq2seq.corpora import CorpusError, prepare_corpus
+from seq2seq.cli import report_errors
+from seq2seq.config import Config, CorpusConfig, validate
+from seq2seq.corpora import prepare_corpus
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,13 @@ class Arguments(CorpusConfig):
     """Recipe of the corpus."""
 
 
-def main(args: Sequence[str] | None = None) -> int:
-    """Parse `args`, prepare, print; 0 on success, 2 after one line that says what is wrong."""
+def main(args: Sequence[str] | None = None) -> None:
+    """Parse `args`, prepare, print."""
     config = tyro.cli(Arguments, args=args, prog="prepare_data.py", description=__doc__)
-    try:
-        validate(Config(corpus=config))
-        prepare_corpus(config)
-    except (ConfigError, CorpusError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    validate(Config(corpus=config))
+    prepare_corpus(config)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with report_errors():
+        main()

@@ -1,7 +1,4 @@
-"""Translate text with a trained run: one line in, one line out, in order; a blank line stays blank.
-
-python scripts/translate.py runs/x < in.txt > out.txt
-"""
+"""python scripts/translate.py runs/x < in.txt > out.txt"""
 
 import sys
 from pathlib import Path
@@ -9,7 +6,7 @@ from typing import Literal
 
 import tyro
 
-from seq2seq.checkpoints import CheckpointError
+from seq2seq.cli import report_errors
 from seq2seq.corpora.cleaning import read_bytes, split_lines
 from seq2seq.translation import load
 from seq2seq.translation.output import TranslationProgress, check_output, format_results, unfinished_note, write_alignments
@@ -27,17 +24,19 @@ def main(
     attention: Path | None = None,
     checkpoint: Literal["best", "latest"] = "best",
 ) -> None:
-    """Args:
-    run: Folder of the run.
-    input: UTF-8 text, one sentence a line; standard input if not given.
-    output: Receives the translations; standard output if not given.
-    beam_size: Hypotheses kept; 1 is greedy.
-    n_best: Above 1, that many lines for each line of input: `line ||| hypothesis ||| score`.
-    length_penalty: Formula of the length penalty.
-    alpha: Exponent of the length penalty.
-    batch_tokens: Source tokens decoded together; changes speed and memory only.
-    attention: Folder that receives, for each line, a heat map (.png) and its numbers (.json).
-    checkpoint: Which checkpoint of the run.
+    """Translate text with a trained run: one line in, one line out, in order; a blank line stays blank.
+
+    Args:
+        run: Folder of the run.
+        input: UTF-8 text, one sentence a line; standard input if not given.
+        output: Receives the translations; standard output if not given.
+        beam_size: Hypotheses kept; 1 is greedy. What is not given is as in the config of the run.
+        n_best: Above 1, that many lines for each line of input: `line ||| hypothesis ||| score`.
+        length_penalty: Formula of the length penalty.
+        alpha: Exponent of the length penalty.
+        batch_tokens: Source tokens decoded together; changes speed and memory only.
+        attention: Folder that receives, for each line, a heat map (.png) and its numbers (.json).
+        checkpoint: Which checkpoint of the run.
     """
     check_output(output)
     sentences = list(split_lines(read_bytes(input) if input else sys.stdin.buffer.read(), str(input or "standard input")))
@@ -53,8 +52,5 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        tyro.cli(main, description=__doc__)
-    except (ValueError, OSError, CheckpointError) as error:
-        print(f"translate.py: {error}", file=sys.stderr)
-        sys.exit(2)
+    with report_errors():
+        tyro.cli(main)

@@ -26,7 +26,7 @@ from seq2seq.model import EncoderDecoder, build_model
 from seq2seq.tokenizer import Tokenizers, load_tokenizers
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(ValueError):
     """No usable checkpoint; the message says where and why."""
 
 

@@ -7,10 +7,11 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import tyro
 
-from seq2seq.config import Config, ConfigError, load_config, validate
+from seq2seq.config import Config, load_config, validate
 
 
 def config_from_command_line(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, Config]:
@@ -33,14 +34,12 @@ def config_from_command_line(parser: argparse.ArgumentParser) -> tuple[argparse.
 
 @contextlib.contextmanager
 def report_errors() -> Iterator[None]:
-    """Mistakes of the user end as one line on stderr and exit code 2; a broken pipe ends quietly."""
-    from seq2seq.checkpoints import CheckpointError
-
+    """Mistakes of the user end as one line on stderr and exit code 2; a closed pipe on stdout ends quietly."""
     try:
         yield
-    except (ConfigError, CheckpointError, FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except (ValueError, OSError) as error:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        sys.exit(2)

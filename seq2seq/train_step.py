@@ -14,6 +14,7 @@ import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
 
 from seq2seq.batches import Batch
 from seq2seq.losses import TokenSums, chunked_token_sums
@@ -22,7 +23,7 @@ from seq2seq.losses import TokenSums, chunked_token_sums
 class TrainState(NamedTuple):
     """All that a step changes."""
 
-    params: nnx.State
+    params: PyTree
     optimizer_state: Any
     step: jax.Array
 
@@ -47,7 +48,7 @@ def place_batch(batch: Batch, mesh: Mesh) -> Batch:
     return jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data")))
 
 
-def init_state(params: nnx.State, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+def init_state(params: PyTree, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
     """Step 0, replicated over the mesh."""
     state = TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
     return jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
@@ -64,7 +65,7 @@ def make_train_step(graphdef: nnx.GraphDef, optimizer: optax.GradientTransformat
     Dropout of step n draws from fold_in(key(seed), n), so a resumed run draws what an uninterrupted one does.
     """
 
-    def loss(params: nnx.State, batch: Batch, dropout_key: jax.Array):
+    def loss(params: PyTree, batch: Batch, dropout_key: jax.Array):
         sums = batch_sums(nnx.merge(graphdef, params), batch, label_smoothing, dropout_key)
         return sums.loss / jnp.maximum(sums.tokens, 1), sums
 
@@ -73,7 +74,7 @@ def make_train_step(graphdef: nnx.GraphDef, optimizer: optax.GradientTransformat
         gradient, sums = jax.grad(loss, has_aux=True)(state.params, batch, dropout_key)
         updates, optimizer_state = optimizer.update(gradient, state.optimizer_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        return TrainState(params, optimizer_state, state.step + 1), StepReport(sums, optax.global_norm(gradient))
+        return TrainState(params, optimizer_state, state.step + 1), StepReport(sums, optax.tree.norm(gradient))
 
     return jax.jit(train_step, donate_argnums=0)
 
@@ -81,7 +82,7 @@ def make_train_step(graphdef: nnx.GraphDef, optimizer: optax.GradientTransformat
 def make_eval_step(graphdef: nnx.GraphDef):
     """`(params, batch) -> TokenSums` without dropout and smoothing."""
 
-    def eval_step(params: nnx.State, batch: Batch) -> TokenSums:
+    def eval_step(params: PyTree, batch: Batch) -> TokenSums:
         return batch_sums(nnx.merge(graphdef, params), batch, 0.0, None)
 
     return jax.jit(eval_step)

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from jaxtyping import PyTree
 
 from seq2seq.batches import TrainBatches, encode_pairs
 from seq2seq.checkpoints import CheckpointStore, new_model
@@ -198,7 +199,7 @@ class Trainer:
             compiled.add(shape)
             self.progress.say(f"compiling batch shape {shape[0]} x {shape[1]} ({len(compiled)} of {len(self.batches.shapes)})")
 
-    def _describe(self, encoded: list[Any], params: nnx.State) -> None:
+    def _describe(self, encoded: list[Any], params: PyTree) -> None:
         """What is about to be trained, on what, for how long."""
         config, batches = self.config, self.batches
         tokens = sum(len(pair.target) for pair in encoded)

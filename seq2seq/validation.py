@@ -9,6 +9,7 @@ import jax
 import sacrebleu
 from flax import nnx
 from jax.sharding import Mesh
+from jaxtyping import PyTree
 
 from seq2seq.batches import encode_pairs, eval_batches
 from seq2seq.config import Config
@@ -39,7 +40,7 @@ class Validation:
         self.greedy = replace(config.decoding, beam_size=1, n_best=1)
         self.eval_step = make_eval_step(graphdef)
 
-    def measure(self, params: nnx.State) -> tuple[dict[str, float], list[Sample]]:
+    def measure(self, params: PyTree) -> tuple[dict[str, float], list[Sample]]:
         """dev_loss (nats per token, no smoothing), dev_accuracy (teacher-forced), and dev_bleu where sentences are chosen."""
         sums = [self.eval_step(params, place_batch(batch, self.mesh)) for batch in self.batches]
         total = jax.tree.map(lambda *parts: sum(float(part) for part in parts), *sums)

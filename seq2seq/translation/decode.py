@@ -62,9 +62,11 @@ def decode_corpus(
     limit = position_limit(model)
     check_lengths(encoded_sources, range(1, len(encoded_sources) + 1), limit)
     results: list[list[IdHypothesis]] = [[] for _ in encoded_sources]
+    order = sorted(range(len(encoded_sources)), key=lambda i: len(encoded_sources[i]))
     tokens = max(batches.eval_tokens // decoding.beam_size, 1)
     done = 0
-    for indices, rows, length in reversed(group_by_length([len(ids) for ids in encoded_sources], batches.lengths, tokens)):
+    for places, rows, length in reversed(group_by_length([len(encoded_sources[i]) for i in order], batches.lengths, tokens)):
+        indices = [order[place] for place in places]
         sources = [encoded_sources[i] for i in indices]
         decoded = _decode_batch(model, sources, rows, min(length, limit or length), decoding, limit, with_weights)
         for row, i in enumerate(indices):

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from seq2seq.cli import report_errors
+
 PATH = Path(__file__).parents[2] / "scripts" / "prepare_data.py"
 
 
@@ -32,7 +34,7 @@ def test_it_writes_the_files_and_says_so(main, tmp_path, capsys):
         "--output-dir",
         str(tmp_path / "data"),
     ]
-    assert main(args) == 0
+    main(args)
     out = tmp_path / "data" / "tsv" / "en-fr"
     for split, count in (("train", 14), ("dev", 3), ("test", 3)):
         for suffix in ("en", "fr", "ids"):
@@ -40,32 +42,24 @@ def test_it_writes_the_files_and_says_so(main, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "20 pairs read, 20 kept" in printed
     assert str(out / "train.ids") in printed
-    assert main(args) == 0
+    main(args)
     assert "prepared before" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["bible", "--pair", "en-xx"], "error: corpus.pair: expected two of en (World English Bible), kjv"),
-        (["bible", "--pair", "en"], "error: corpus.pair: expected source-target, as in en-fr, got en"),
-        (["tsv"], "error: corpus.train: expected 1 file(s) for the recipe 'tsv', got ()"),
-        (["tsv", "--train", "no/such.tsv"], "error: no/such.tsv: expected a readable file, got: No such file or directory"),
+        (["bible", "--pair", "en-xx"], "corpus.pair: expected two of en (World English Bible), kjv"),
+        (["bible", "--pair", "en"], "corpus.pair: expected source-target, as in en-fr, got en"),
+        (["tsv"], "corpus.train: expected 1 file(s) for the recipe 'tsv', got ()"),
+        (["tsv", "--train", "no/such.tsv"], "no/such.tsv: expected a readable file, got: No such file or directory"),
     ],
 )
-def test_a_mistake_ends_as_one_line(main, tmp_path, capsys, args, message):
-    assert main([*args, "--output-dir", str(tmp_path)]) == 2
+def test_a_mistake_ends_as_one_line(main, tmp_path, capsys, monkeypatch, args, message):
+    monkeypatch.setattr(sys, "argv", ["scripts/prepare_data.py"])
+    with pytest.raises(SystemExit) as caught, report_errors():
+        main([*args, "--output-dir", str(tmp_path)])
+    assert caught.value.code == 2
     printed = capsys.readouterr()
-    assert printed.err.startswith(message)
+    assert printed.err.startswith(f"prepare_data.py: {message}")
     assert printed.err.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_help_shows_the_command_and_every_recipe(main, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["--help"])
-    assert stopped.value.code == 0
-    printed = capsys.readouterr().out
-    assert "python scripts/prepare_data.py bible --pair en-fr" in printed
-    for word in ("multi30k", "tatoeba", "parallel", "tsv", "reverse", "--data-dir", "--held-out"):
-        assert word in printed

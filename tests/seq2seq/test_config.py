@@ -73,7 +73,7 @@ def test_missing_file_and_folder(tmp_path):
 
 def test_overrides_are_checked_like_the_file(tmp_path):
     assert load(tmp_path, "", **{"optimizer.learning_rate": 1}).optimizer.learning_rate == 1.0
-    with pytest.raises(ConfigError, match="optimizer.learning_rate"):
+    with pytest.raises(ConfigError, match=r"optimizer\.learning_rate"):
         load(tmp_path, "", **{"optimizer.learning_rate": "fast"})
     with pytest.raises(ConfigError, match="unknown key 'lr'"):
         load(tmp_path, "", **{"optimizer.lr": 1.0})
