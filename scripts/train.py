@@ -14,7 +14,9 @@ from seq2seq.cli import config_from_command_line, report_errors
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, add_help=False)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, add_help=False, allow_abbrev=False
+    )
     parser.add_argument("config", type=Path, help="TOML file; every key it leaves out has a default")
     parser.add_argument("--run-dir", type=Path, help="folder of the run (default: runs/<name of the config file>)")
     parser.add_argument("--resume", action="store_true", help="go on from the run's latest checkpoint, if there is one")

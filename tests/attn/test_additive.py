@@ -5,6 +5,8 @@ import pytest
 
 import attn
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 PARAMS = attn.init_additive(jax.random.key(0), 3, 2, 4)
 QUERY, KEYS, VALUES = (jax.random.normal(jax.random.key(n), shape) for n, shape in enumerate([(2, 5, 3), (2, 6, 2), (2, 6, 7)]))
 

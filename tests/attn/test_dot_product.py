@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 import attn
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 B, T, S, N, H = 2, 4, 5, 2, 3
 
 
@@ -117,14 +119,6 @@ def test_huge_masked_values_do_not_overflow_into_gradients():
     loss = lambda q, v: (attn.dot_product_attention(q, key, v, key_lengths=4) ** 2).sum() * 1e3  # noqa: E731
     hessian_product = jax.jit(lambda q, v: jax.jvp(jax.grad(loss, argnums=(0, 1)), (q, v), (q, jnp.ones_like(v))))
     assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(hessian_product(query, value)))
-
-
-def test_scores_beyond_two_to_the_31_stay_finite_under_jit():
-    query, key = (1e5 * jax.random.normal(jax.random.key(n), (1, 32, 2, 8)) for n in range(2))
-    weights = jax.jit(attn.dot_product_weights)(query, key)
-    assert jnp.isfinite(weights).all()
-    np.testing.assert_allclose(weights.max(-1), 1, atol=1e-3)
-    np.testing.assert_allclose(weights, attn.dot_product_weights(query, key), atol=1e-3)
 
 
 def test_default_scale_is_of_the_query_as_given():

@@ -156,3 +156,11 @@ def test_masked_softmax_equals_reference(x64):
     grad = jax.grad(lambda x: (attn.masked_softmax(x, mask) * weight).sum())(scores)
     (numeric,) = reference.gradient(lambda x: (expected(x) * weight).sum(), scores)
     np.testing.assert_allclose(grad, numeric, atol=1e-9)
+
+
+def test_scores_beyond_two_to_the_31_stay_finite_under_jit():
+    query, key = (1e5 * jax.random.normal(jax.random.key(n), (1, 32, 2, 8)) for n in range(2))
+    weights = jax.jit(attn.dot_product_weights)(query, key)
+    assert jnp.isfinite(weights).all()
+    np.testing.assert_allclose(weights.max(-1), 1, atol=1e-3)
+    np.testing.assert_allclose(weights, attn.dot_product_weights(query, key), atol=1e-3)

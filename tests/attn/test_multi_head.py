@@ -5,6 +5,8 @@ import pytest
 
 import attn
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 D, N, K = 8, 4, 2
 PARAMS = attn.init_multi_head(jax.random.key(0), D, N, num_kv_heads=K, value_dim=3, use_bias=True)
 X = jax.random.normal(jax.random.key(1), (2, 6, D))
