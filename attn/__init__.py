@@ -32,7 +32,8 @@ multi_head: Concat(head_1 ... head_N) W^O                                       
     multi_head_weights              its weights, by head
     MultiHeadParams, init_multi_head, split_heads, merge_heads
     project_query, project_key_value, project_output       its three steps around dot_product_attention
-    KVCache, init_cache, update_cache                      keys and values of the tokens decoded so far
+kv_cache: keys and values of the tokens decoded so far
+    KVCache, init_cache, update_cache
 """
 
 from attn.additive import (
@@ -49,11 +50,10 @@ from attn.dot_product import (
     dot_product_weights,
     select_implementation,
 )
+from attn.kv_cache import KVCache, init_cache, update_cache
 from attn.masks import causal_mask, padding_mask, segment_mask, sliding_window_mask
 from attn.multi_head import (
-    KVCache,
     MultiHeadParams,
-    init_cache,
     init_multi_head,
     merge_heads,
     multi_head_attention,
@@ -62,7 +62,6 @@ from attn.multi_head import (
     project_output,
     project_query,
     split_heads,
-    update_cache,
 )
 from attn.normalize import masked_softmax
 from attn.positions import learned_positions, sinusoidal_positions

@@ -17,6 +17,8 @@ from seq2seq.layers import StepOutput
 from seq2seq.model import build_model
 from seq2seq.tokenizer import BOS, EOS, PAD
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 A, B = 4, 5
 WORDS, VOCAB, LIMIT = (A, B), 6, 4
 NUM_PREFIXES = 2**LIMIT - 1  # of words, before the last step

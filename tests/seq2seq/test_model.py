@@ -10,6 +10,7 @@ from models import CONFIGS, call, random_batch, small_model
 from seq2seq.model import EncoderDecoder, count_parameters
 
 NAMES = list(CONFIGS)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 @pytest.fixture(params=NAMES)
