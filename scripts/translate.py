@@ -1,4 +1,7 @@
-"""python scripts/translate.py runs/x < in.txt > out.txt"""
+"""Translate text with a trained run: one line in, one line out, in order; a blank line stays blank.
+
+python scripts/translate.py runs/x < in.txt > out.txt
+"""
 
 import sys
 from pathlib import Path
@@ -24,7 +27,7 @@ def main(
     attention: Path | None = None,
     checkpoint: Literal["best", "latest"] = "best",
 ) -> None:
-    """Translate text with a trained run: one line in, one line out, in order; a blank line stays blank.
+    """Arguments of the command line.
 
     Args:
         run: Folder of the run.
@@ -53,4 +56,4 @@ def main(
 
 if __name__ == "__main__":
     with report_errors():
-        tyro.cli(main)
+        tyro.cli(main, description=__doc__)
