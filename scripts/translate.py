@@ -1,7 +1,4 @@
-"""Translate text with a trained run: one line in, one line out, in order; a blank line stays blank.
-
-python scripts/translate.py runs/x < in.txt > out.txt
-"""
+"""Translate line for line, in order; a blank line stays blank:  python scripts/translate.py runs/x < in.txt > out.txt"""
 
 import sys
 from pathlib import Path
@@ -25,6 +22,7 @@ def main(
     alpha: float | None = None,
     batch_tokens: int | None = None,
     attention: Path | None = None,
+    attention_units: Literal["words", "pieces"] = "words",
     checkpoint: Literal["best", "latest"] = "best",
 ) -> None:
     """Arguments of the command line.
@@ -39,6 +37,7 @@ def main(
         alpha: Exponent of the length penalty.
         batch_tokens: Source tokens decoded together; changes speed and memory only.
         attention: Folder that receives, for each line, a heat map (.png) and its numbers (.json).
+        attention_units: What its rows and columns are; pieces for text written without spaces.
         checkpoint: Which checkpoint of the run.
     """
     check_output(output)
@@ -51,7 +50,7 @@ def main(
     output.write_bytes(text) if output else sys.stdout.buffer.write(text)
     progress.say(unfinished_note(results))
     if attention:
-        progress.say(f"wrote {write_alignments(attention, results)} heat maps to {attention}")
+        progress.say(f"wrote {write_alignments(attention, results, attention_units)} heat maps to {attention}")
 
 
 if __name__ == "__main__":

@@ -44,27 +44,53 @@ def unfinished_note(results: Sequence[Sequence[Hypothesis]]) -> str:
     return f"{len(cut)} of {len(results)} outputs reached their limit of length before </s>: line {shown}" if cut else ""
 
 
-def write_alignments(folder: str | Path, results: Sequence[Sequence[Hypothesis]]) -> int:
-    """Write <line>.png and <line>.json for the best hypothesis of each sentence that is not blank; the number written."""
+def group_words(pieces: Sequence[str]) -> list[list[int]]:
+    """Places of the pieces of each word: a word begins at "▁", and `</s>` stands alone.
+
+    >>> group_words(["▁Je", "▁t", "'", "aime", "</s>"])
+    [[0], [1, 2, 3], [4]]
+    """
+    groups: list[list[int]] = []
+    for place, piece in enumerate(pieces):
+        if not groups or piece.startswith("▁") or piece == "</s>" or pieces[place - 1] == "</s>":
+            groups.append([])
+        groups[-1].append(place)
+    return groups
+
+
+def attention_of_words(best: Hypothesis) -> tuple[list[str], list[str], np.ndarray]:
+    """(source words, produced words, weights [rows columns]): a word receives the sum of what its pieces receive, and a
+    produced word attends as its pieces do on average, so that rows still sum to 1."""
+    columns, rows = group_words(best.source_pieces), group_words(best.pieces)
+    summed = np.stack([best.weights[:, group].sum(axis=1) for group in columns], axis=1)
+    weights = np.stack([summed[group].mean(axis=0) for group in rows])
+    return _words(best.source_pieces, columns), _words(best.pieces, rows), weights
+
+
+def write_alignments(folder: str | Path, results: Sequence[Sequence[Hypothesis]], units: str = "words") -> int:
+    """Write <line>.png and <line>.json for the best hypothesis of each sentence that is not blank; the number written.
+
+    `units` are "words" or "pieces", for text written without spaces.
+    """
     folder, written = Path(folder), 0
     folder.mkdir(parents=True, exist_ok=True)
     for number, (best, *_) in enumerate(results, 1):
         if best.weights is None:
             continue
-        weights = np.round(best.weights, 6)  # a rounded softmax may exceed 1 in the last bit
+        pieces = best.source_pieces, best.pieces, best.weights
+        columns, rows, weights = attention_of_words(best) if units == "words" else pieces
+        weights = np.round(weights, 6)  # a rounded softmax may exceed 1 in the last bit
         path = folder / f"{number:05d}.png"
-        title = f"line {number}: attention of each produced piece over the source"
-        plot_alignment(path, columns=best.source_pieces, rows=best.pieces, weights=weights, title=title)
-        numbers = {
-            "line": number,
-            "translation": best.text,
-            "columns": best.source_pieces,
-            "rows": best.pieces,
-            "weights": weights.tolist(),
-        }
+        title = f"line {number}: attention of each produced {units[:-1]} over the source"
+        plot_alignment(path, columns=columns, rows=rows, weights=weights, title=title)
+        numbers = {"line": number, "translation": best.text, "columns": columns, "rows": rows, "weights": weights.tolist()}
         path.with_suffix(".json").write_text(json.dumps(numbers, ensure_ascii=False) + "\n", encoding="utf-8")
         written += 1
     return written
+
+
+def _words(pieces: Sequence[str], groups: Sequence[Sequence[int]]) -> list[str]:
+    return ["".join(pieces[place] for place in group).replace("▁", "") or "▁" for group in groups]
 
 
 class TranslationProgress:

@@ -28,8 +28,8 @@ from seq2seq.config import (
 )
 from seq2seq.decoding.greedy import _greedy_search
 from seq2seq.tokenizer import EOS, Tokenizers, train_tokenizer
-from seq2seq.translation import BLANK, TranslationError, Translator, decode_corpus, load
-from seq2seq.translation.output import TranslationProgress, format_results, unfinished_note
+from seq2seq.translation import BLANK, Hypothesis, TranslationError, Translator, decode_corpus, load
+from seq2seq.translation.output import TranslationProgress, attention_of_words, format_results, unfinished_note
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "translate.py"
 TEXTS = ["the dog sees the cat", "a cat and a dog", "the small house", "we go to the house", "le chat voit le chien", "é bois"]
@@ -292,3 +292,12 @@ def test_impossible_input_is_one_line_and_exit_code_2(run_dir, tmp_path):
 def test_output_in_a_missing_folder_fails_before_the_work(script, run_dir, tmp_path):
     with pytest.raises(ConfigError, match="output"):
         script.main(run_dir, input=tmp_path / "none", output=tmp_path / "missing" / "out.txt")
+
+
+def test_attention_of_words_keeps_the_weight_of_each_row():
+    """A word is given what its pieces are given, and looks where its pieces look on average."""
+    weights = np.array([[0.1, 0.2, 0.7], [0.5, 0.3, 0.2], [0.0, 0.0, 1.0]])
+    best = Hypothesis("Jean", ["▁Je", "an", "</s>"], 0.0, 0.0, weights, ["▁Jo", "hn", "</s>"], True)
+    columns, rows, merged = attention_of_words(best)
+    assert (columns, rows) == (["John", "</s>"], ["Jean", "</s>"])
+    np.testing.assert_allclose(merged, [[(0.3 + 0.8) / 2, (0.7 + 0.2) / 2], [0.0, 1.0]])
