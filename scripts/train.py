@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from seq2seq.cli import config_from_command_line, report_errors
+from seq2seq.config import ConfigError
 
 
 def main() -> int:
@@ -23,7 +24,11 @@ def main() -> int:
     arguments, config = config_from_command_line(parser)
     from seq2seq.training import train
 
-    outcome = train(config, arguments.run_dir or Path("runs") / arguments.config.stem, resume=arguments.resume)
+    try:
+        outcome = train(config, arguments.run_dir or Path("runs") / arguments.config.stem, resume=arguments.resume)
+    except ConfigError as error:  # found out from the corpus, such as a vocabulary that it cannot fill
+        error.file = error.file or arguments.config
+        raise
     return 128 + outcome.signal if outcome.signal else 0
 
 

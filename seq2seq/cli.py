@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import sys
+import tomllib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import tyro
 
-from seq2seq.config import Config, load_config, validate
+from seq2seq.config import Config, ConfigError, load_config, validate
 
 
 def config_from_command_line(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, Config]:
@@ -28,8 +31,30 @@ def config_from_command_line(parser: argparse.ArgumentParser) -> tuple[argparse.
         tyro.cli(tyro.conf.AvoidSubcommands[Config], default=load_config(file) if file else Config(), args=["--help"], prog="")
     arguments, overrides = parser.parse_known_args(words)
     default = load_config(arguments.config)
-    config = tyro.cli(tyro.conf.AvoidSubcommands[Config], default=default, args=overrides, prog=parser.prog)
+    parse = partial(tyro.cli, tyro.conf.AvoidSubcommands[Config], default=default, args=overrides, prog=parser.prog)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            config = parse()
+    except SystemExit:
+        _explain(overrides, arguments.config)
+        config = parse()
     return arguments, validate(config, f"{arguments.config} and command line" if overrides else arguments.config)
+
+
+def _explain(overrides: list[str], path: Path) -> None:
+    """Raise what the same key and value would raise in the file, so that both mistakes read alike."""
+    for flag, value in zip(overrides, [*overrides[1:], ""], strict=True):
+        if not flag.startswith("--"):
+            continue
+        key, _, attached = flag.removeprefix("--").partition("=")
+        value = attached or value
+        with contextlib.suppress(tomllib.TOMLDecodeError):
+            value = tomllib.loads(f"value = {value}")["value"]
+        try:
+            load_config(path, {key.replace("-", "_"): value})
+        except ConfigError as error:
+            error.file = f"{path} and command line"
+            raise
 
 
 @contextlib.contextmanager

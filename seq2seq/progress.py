@@ -35,7 +35,9 @@ class MetricsLog:
                     kept.append(line)
             except json.JSONDecodeError:
                 continue
-        self.path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        part = self.path.with_suffix(".part")
+        part.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        part.replace(self.path)
 
 
 class TrainingProgress:

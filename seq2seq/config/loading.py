@@ -37,8 +37,10 @@ def load_config(path: str | Path, overrides: dict[str, Any] | None = None) -> Co
 
 
 def save_config(config: Config, path: str | Path) -> None:
-    """Write every value of `config` as TOML."""
-    Path(path).write_text(tomli_w.dumps(_converter.unstructure(config)), encoding="utf-8")
+    """Write every value of `config` as TOML; a kill leaves the file as it was or whole."""
+    part = Path(path).with_suffix(".part")
+    part.write_text(tomli_w.dumps(_converter.unstructure(config)), encoding="utf-8")
+    part.replace(path)
 
 
 def to_dict(config: Config) -> dict[str, Any]:

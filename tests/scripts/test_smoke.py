@@ -108,9 +108,17 @@ def test_every_script_explains_itself(script):
     assert f"python scripts/{script}.py" in result.stdout
 
 
-def test_command_line_overrides_reach_the_config_and_are_checked():
-    result = run_script(
-        "scripts/train.py", "configs/toy/reverse_transformer.toml", "--run-dir", "/dev/null/x", "--model.num-heads", 3, code=2
-    )
-    assert "model.num_heads: expected a divisor of model_dim = 64, got 3" in result.stderr
-    assert "command line" in result.stderr
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--model.num-heads", 3), "and command line: model.num_heads: expected a divisor of model_dim = 64, got 3"),
+        (("--model.num-haeds", 4), "and command line: model.num_haeds: expected a known key ('num_heads')"),
+        (("--training.max-steps", "many"), "and command line: training.max_steps: expected an integer, got 'many' (str)"),
+        (("--tokenizer.vocab-size", 500), ".toml: tokenizer.vocab_size: expected at most"),
+    ],
+)
+def test_mistakes_on_the_command_line_and_in_the_vocabulary(tmp_path, options, expected):
+    folders = ("--run-dir", tmp_path / "run", "--corpus.output-dir", tmp_path)
+    result = run_script("scripts/train.py", "configs/toy/reverse_transformer.toml", *folders, *options, code=2)
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert expected in result.stderr
