@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.xdist_group("smoke")  # the trained runs are shared
 MODELS = ("rnn_none", "rnn_additive", "transformer")
 
 

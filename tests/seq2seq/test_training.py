@@ -23,7 +23,6 @@ from seq2seq.tokenizer import train_tokenizers
 from seq2seq.training import Trainer, train
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.xdist_group("training")  # the uninterrupted run is shared
 
 
 def latest_state(run_dir):

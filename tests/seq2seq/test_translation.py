@@ -276,9 +276,9 @@ def test_files_lists_and_heat_maps(script, run_dir, translator, tmp_path, capsys
     assert (tmp_path / "out.txt").read_text(encoding="utf-8") == format_results(expected, 2)
     assert sorted(p.name for p in (tmp_path / "maps").iterdir()) == ["00001.json", "00001.png", "00003.json", "00003.png"]
     numbers = json.loads((tmp_path / "maps" / "00003.json").read_text(encoding="utf-8"))
-    best = expected[2][0]
-    assert (numbers["line"], numbers["columns"], numbers["rows"]) == (3, best.source_pieces, best.pieces)
-    np.testing.assert_allclose(numbers["weights"], best.weights, atol=1e-5)
+    columns, rows, weights = attention_of_words(expected[2][0])
+    assert (numbers["line"], numbers["columns"], numbers["rows"]) == (3, columns, rows)
+    np.testing.assert_allclose(numbers["weights"], weights, atol=1e-5)
     assert f"wrote 2 heat maps to {tmp_path / 'maps'}" in capsys.readouterr().err
 
 
