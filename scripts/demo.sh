@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # From a fresh machine to BLEU against sentence length, for three kinds of model: an RNN without attention, an RNN with
 # Bahdanau attention, a Transformer.  Needs Python >= 3.11 with pip, and pip's network for packages and corpus.
-#     bash scripts/demo.sh            about half an hour on two cores
+#     bash scripts/demo.sh            about 22 minutes on two cores, setting up included
 #     bash scripts/demo.sh --quick    the same path in about eight minutes, with shorter training
 # Run again, it goes on where it stopped and repeats nothing that is done.
 set -euo pipefail
@@ -42,7 +42,7 @@ compare() {
 
 source scripts/setup.sh
 
-say "1 of 4: reverse a sequence of symbols with each model (about $([ -z "$quick" ] && echo 5 || echo 3) minutes)"
+say "1 of 4: reverse a sequence of symbols with each model (about $([ -z "$quick" ] && echo 4 || echo 2) minutes)"
 echo "A fixed vector cannot hold a long sequence; attention can look back at it."
 for model in $models; do
     say "reversal: $model"
@@ -54,7 +54,7 @@ compare "$root/reverse/compare" $(printf "$root/reverse/%s " $models)
 say "2 of 4: the corpus, English and French verses (half a minute and 70 MB the first time)"
 "$VENV/bin/python" scripts/prepare_data.py bible --pair en-fr
 
-say "3 of 4: train and score the three models on it (about $([ -z "$quick" ] && echo 22 || echo 5) minutes)"
+say "3 of 4: train and score the three models on it (about $([ -z "$quick" ] && echo 17 || echo 5) minutes)"
 for model in $models; do
     say "translation: $model"
     # shellcheck disable=SC2086
