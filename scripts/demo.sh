@@ -40,7 +40,7 @@ compare() {
     "$VENV/bin/python" scripts/compare.py "$@" --out "$out"
 }
 
-source scripts/setup.sh
+source scripts/setup.sh "" # without it the script would read the arguments of this one
 
 say "1 of 4: reverse a sequence of symbols with each model (about $([ -z "$quick" ] && echo 4 || echo 2) minutes)"
 echo "A fixed vector cannot hold a long sequence; attention can look back at it."
