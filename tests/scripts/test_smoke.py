@@ -121,3 +121,11 @@ def test_mistakes_on_the_command_line_and_in_the_vocabulary(tmp_path, options, e
     result = run_script("scripts/train.py", "configs/toy/reverse_transformer.toml", *folders, *options, code=2)
     assert result.stderr.count("\n") == 1, result.stderr
     assert expected in result.stderr
+
+
+def test_the_demo_explains_itself_and_refuses_what_it_does_not_know():
+    helped = subprocess.run(["bash", "scripts/demo.sh", "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "bash scripts/demo.sh --quick" in helped.stdout
+    refused = subprocess.run(["bash", "scripts/demo.sh", "--fast"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert refused.stderr == "error: argument: expected --quick or --help, got --fast\n"
