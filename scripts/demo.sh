@@ -20,7 +20,7 @@ say() { printf '\n== [%d:%02d] %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$*"; }
 models="rnn_none rnn_additive transformer"
 root=runs/demo${quick:+-quick}
 toy_options="" bible_options=""
-[ -z "$quick" ] || toy_options="--training.max-steps 250" bible_options="--training.max-steps 60 --decoding.beam-size 1"
+[ -z "$quick" ] || toy_options="--training.max-steps 250" bible_options="--training.max-steps 60 --optimizer.warmup-steps 30 --decoding.beam-size 1"
 
 # train_and_score CONFIG RUN [options of train.py]
 train_and_score() {
