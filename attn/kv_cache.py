@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from attn.shapes import expect, floating, is_traced, size
+from attn.shapes import expect, floating, is_traced, known, size
 
 
 class KVCache(NamedTuple):
@@ -93,10 +93,9 @@ def update_cache(cache: KVCache, key: Annotated[ArrayLike, "*B T K H"], value: A
     T = key.shape[-3]
     expect("key", key, "*B T K H", (*batch, T, kv_heads, width))
     expect("value", value, "*B T K V", (*batch, T, kv_heads, cache.value.shape[-1]))
-    if not is_traced(cache.length):
-        longest = max(cache.length.ravel().tolist(), default=0)
-        if longest + T > S:
-            raise ValueError(f"cache: expected room for {T} more tokens after {longest}, but max_length is {S}")
+    longest = max(known(cache.length) or (0,))
+    if longest + T > S and not is_traced(cache.length):
+        raise ValueError(f"cache: expected room for {T} more tokens after {longest}, but max_length is {S}")
     length = cache.length + T
     # A row that does not fit is sent beyond the end as a whole, where the scatter drops it.
     start = jnp.where(length > S, S, cache.length)

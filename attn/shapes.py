@@ -16,6 +16,17 @@ def is_traced(value: Any) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
+def known(array: Array) -> list[Any] | None:
+    """All entries of an array in one list, or None while a transformation leaves them unknown.
+
+    Under `jit` every operation is traced, even on an array that is not, so the list is made outside of it.
+    """
+    if is_traced(array):
+        return None
+    with jax.ensure_compile_time_eval():
+        return jnp.ravel(array).tolist()
+
+
 def compute_dtype(*arrays: Array) -> DTypeLike:
     """Type of softmax, lse and accumulation: at least float32, and float64 for float64."""
     return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)

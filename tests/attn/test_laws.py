@@ -1,88 +1,19 @@
-"""One table of attention functions x one list of laws.  A new function enters by one row in SUBJECTS.
+"""One table of attention functions (mechanisms.py) x one list of laws."""
 
-A row adapts its function to `attend(query [T D], key [S D], value [S D], mask [T S] or None) -> context [T D]`, with any
-number of batch axes in front.
-"""
-
-from collections.abc import Callable
+import itertools
 from functools import lru_cache
-from typing import NamedTuple
 
+import attention_reference as reference
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
+from mechanisms import MECHANISMS, D, S, T, normal
+from parts import PARTS
 
 import attn
 
-T, S, D = 3, 4, 4
-
-
-def normal(seed, *shape):
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
-ADDITIVE = attn.AdditiveParams(normal(1, D, 5), normal(2, D, 5), normal(3, 5))
-MULTI_HEAD = attn.MultiHeadParams(normal(4, D, 2, 2) / 2, normal(5, D, 2, 2) / 2, normal(6, D, 2, 2) / 2, normal(7, 2, 2, D) / 2)
-
-
-def softmax_of_scores(query, key, value, mask):
-    return attn.masked_softmax(query @ jnp.swapaxes(key, -2, -1), mask).astype(value.dtype) @ value
-
-
-def additive(query, key, value, mask):
-    return attn.additive_attention(query, key, value, parameters(ADDITIVE), mask=mask)
-
-
-def one_head(query, key, value, mask):
-    return _with_heads(attn.dot_product_attention, 1, 1)(query, key, value, mask)
-
-
-def grouped_heads(query, key, value, mask):
-    """Two heads of the query, one of the keys; each gives half of the context."""
-
-    def attend(query, key, value, **options):
-        return jnp.mean(attn.dot_product_attention_and_lse(query, key, value, **options)[0], axis=-2, keepdims=True)
-
-    return _with_heads(attend, 2, 1)(query, key[..., : D // 2], value, mask)
-
-
-def multi_head(query, key, value, mask):
-    mask = None if mask is None else mask[..., None, :, :]
-    return attn.multi_head_attention(parameters(MULTI_HEAD), query, key, value, mask=mask)
-
-
-def parameters(arrays):
-    return jax.tree.map(jnp.asarray, arrays)
-
-
-def _with_heads(attend, num_heads, num_kv_heads):
-    def attend_one(query, key, value, mask):
-        mask = None if mask is None else mask[..., None, :, :]
-        split = attn.split_heads
-        return attn.merge_heads(attend(split(query, num_heads), split(key, num_kv_heads), split(value, num_kv_heads), mask=mask))
-
-    return attend_one
-
-
-class Subject(NamedTuple):
-    attend: Callable
-    exempt: frozenset[str] = frozenset()
-    """Laws that the function cannot obey; the row says why."""
-
-
-SUBJECTS = {
-    # The products with keys and values are the test's own: they cannot keep NaN out, nor refuse integers.
-    "masked_softmax": Subject(
-        softmax_of_scores, frozenset({"masked_nan_has_no_influence", "half_precision", "integers_are_refused"})
-    ),
-    "additive_attention": Subject(additive),
-    "dot_product_attention": Subject(one_head),
-    "dot_product_attention_and_lse, grouped": Subject(grouped_heads),
-    # Its values go through two linear maps.
-    "multi_head_attention": Subject(multi_head, frozenset({"convex_hull"})),
-}
 LAWS = {}
 
 
@@ -96,7 +27,14 @@ def arrays(*batch, dtype=jnp.float32, seed=0, T=T, S=S):
     return [jnp.asarray(draw(size=(*batch, n, D)), dtype) for n in (T, S, S)]
 
 
-MASK = jnp.array([[1, 1, 0, 1], [0, 0, 0, 0], [0, 1, 0, 1]], bool)
+# Query 1 sees nothing; nobody sees key 2.
+ANY_MASK = jnp.array([[1, 1, 0, 1], [0, 0, 0, 0], [0, 1, 0, 1]], bool)
+THREE_KEYS = jnp.broadcast_to(jnp.arange(S) < 3, (T, S))
+MASKS = {"mask": (ANY_MASK, ~ANY_MASK), "lengths": (THREE_KEYS, ~THREE_KEYS[:, ::-1])}
+
+
+def mask_of(mechanism):
+    return MASKS[mechanism.takes][0]
 
 
 def close(a, b, atol=1e-5):
@@ -123,16 +61,50 @@ def value_and_gradients(attend, query, key, value, mask, weight=None):
     return context, grads
 
 
-@law
-def jit_equals_eager(attend):
-    for mask in (None, MASK):
-        close(jitted(attend)(*arrays(), mask), attend(*arrays(), mask), 1e-6)
+@pytest.fixture(autouse=True)
+def float32_after_all():
+    yield
+    jax.config.update("jax_enable_x64", False)
 
 
 @law
-def vmap_equals_loop(attend):
-    single, batched = [*arrays(), MASK], [*arrays(2, seed=1), jnp.stack([MASK, ~MASK])]
-    for axes in [(None, 0, None, None), (None, None, None, 0), (0, None, 0, 0)]:
+def value_equals_reference(mechanism):
+    jax.config.update("jax_enable_x64", True)
+    given = arrays(dtype=jnp.float64)
+    for mask in (None, mask_of(mechanism)):
+        allowed = np.ones((T, S), bool) if mask is None else np.asarray(mask)
+        context = jax.jit(mechanism.attend)(*given, mask)
+        assert context.dtype == jnp.float64
+        close(context, mechanism.reference(*map(np.asarray, given), allowed), 1e-12)
+
+
+@law
+def gradient_equals_reference(mechanism):
+    jax.config.update("jax_enable_x64", True)
+    given, mask, weight = arrays(dtype=jnp.float64), mask_of(mechanism), normal(9, T, D).astype(np.float64)
+
+    def expected(*given):
+        return (mechanism.reference(*given, np.asarray(mask)) * weight).sum()
+
+    grads = jax.jit(jax.grad(lambda *given: (mechanism.attend(*given, mask) * weight).sum(), argnums=(0, 1, 2)))(*given)
+    for grad, numeric in zip(grads, reference.gradient(expected, *map(np.array, given)), strict=True):
+        close(grad, numeric, 1e-8)
+    assert all(jnp.isfinite(grad).all() for grad in grads)
+
+
+@law
+def jit_equals_eager(mechanism):
+    for mask in (None, mask_of(mechanism)):
+        close(jitted(mechanism.attend)(*arrays(), mask), mechanism.attend(*arrays(), mask), 1e-6)
+
+
+@law
+def vmap_over_any_subset_equals_loop(mechanism):
+    attend, masks = mechanism.attend, MASKS[mechanism.takes]
+    single, batched = [*arrays(), masks[0]], [*arrays(2, seed=1), jnp.stack(masks)]
+    for axes in itertools.product((None, 0), repeat=4):
+        if axes == (None,) * 4:
+            continue
         given = [b if axis == 0 else s for axis, b, s in zip(axes, batched, single, strict=True)]
         together = jax.jit(jax.vmap(attend, in_axes=axes))(*given)
         for i in range(2):
@@ -140,135 +112,166 @@ def vmap_equals_loop(attend):
 
 
 @law
-def batch_axes_equal_vmap(attend):
+def batch_axes_equal_vmap(mechanism):
+    attend, mask = mechanism.attend, mask_of(mechanism)
     query, key, value = arrays(2, 1, 3)
-    mask = jnp.broadcast_to(MASK, (2, 1, 3, T, S))
-    together = jitted(attend)(query, key, value, mask)
+    masks = jnp.broadcast_to(mask, (2, 1, 3, T, S))
+    together = jitted(attend)(query, key, value, masks)
     mapped = attend
     for _ in range(3):
         mapped = jax.vmap(mapped)
-    close(together, jax.jit(mapped)(query, key, value, mask))
-    close(together, jitted(attend)(query, key, value, MASK[None, None, None]))
+    close(together, jax.jit(mapped)(query, key, value, masks))
+    close(together, jitted(attend)(query, key, value, mask[None, None, None]))
 
 
 @law
-def derivatives_of_both_modes_and_orders(attend):
+def derivatives_of_both_modes_and_orders(mechanism):
     """jvp, and both ways to the Hessian, against central differences in float64."""
     jax.config.update("jax_enable_x64", True)
-    try:
-        flat, unflatten = ravel_pytree(arrays(dtype=jnp.float64))
-        weight, direction = normal(1, T, 1), jnp.asarray(normal(2, *flat.shape), jnp.float64)
+    flat, unflatten = ravel_pytree(arrays(dtype=jnp.float64))
+    weight, direction = normal(1, T, 1), jnp.asarray(normal(2, *flat.shape), jnp.float64)
 
-        def context(flat):
-            return attend(*unflatten(flat), MASK)
+    def context(flat):
+        return mechanism.attend(*unflatten(flat), mask_of(mechanism))
 
-        def gradient(flat):
-            return jax.grad(lambda flat: (context(flat) ** 2 * weight).sum())(flat)
+    def gradient(flat):
+        return jax.grad(lambda flat: (context(flat) ** 2 * weight).sum())(flat)
 
-        def along(function):
-            step = 1e-5 * direction
-            return (jax.jit(function)(flat + step) - jax.jit(function)(flat - step)) / 2e-5
+    def along(function):
+        step = 1e-5 * direction
+        return (jax.jit(function)(flat + step) - jax.jit(function)(flat - step)) / 2e-5
 
-        slope = jax.jit(lambda flat: jax.jvp(context, (flat,), (direction,))[1])(flat)
-        close(slope, along(context), 1e-7)
-        curvature = along(gradient)
-        close(jax.jit(lambda flat: jax.jvp(gradient, (flat,), (direction,))[1])(flat), curvature, 1e-7)
-        close(jax.jit(jax.grad(lambda flat: gradient(flat) @ direction))(flat), curvature, 1e-7)
-        assert jnp.abs(curvature).max() > 1e-3
-    finally:
-        jax.config.update("jax_enable_x64", False)
+    slope = jax.jit(lambda flat: jax.jvp(context, (flat,), (direction,))[1])(flat)
+    close(slope, along(context), 1e-7)
+    curvature = along(gradient)
+    close(jax.jit(lambda flat: jax.jvp(gradient, (flat,), (direction,))[1])(flat), curvature, 1e-7)
+    close(jax.jit(jax.grad(lambda flat: gradient(flat) @ direction))(flat), curvature, 1e-7)
+    assert jnp.abs(curvature).max() > 1e-3
 
 
 @law
-def half_precision(attend):
+def half_precision(mechanism):
     query, key, value = arrays(8, T=8, S=16)
     for dtype in (jnp.bfloat16, jnp.float16):
         low = [x.astype(dtype) for x in (query, key, value)]
-        context = jitted(attend)(*low, None)
+        context = jitted(mechanism.attend)(*low, None)
         assert context.dtype == dtype
-        exact = attend(*(x.astype(jnp.float32) for x in low), None)
-        # Twice the rounding of a context that is computed exactly and then stored.
+        exact = mechanism.attend(*(x.astype(jnp.float32) for x in low), None)
+        # Twice the rounding of a context that is computed exactly and then stored: less than a dense computation in `dtype` errs.
         close(context, exact, 2 * float(jnp.max(jnp.abs(exact))) * float(jnp.finfo(dtype).eps))
 
 
 @law
-def permutations(attend):
+def permutations(mechanism):
     query, key, value = arrays()
-    context = jitted(attend)(query, key, value, MASK)
     keys, queries = jnp.array([2, 0, 3, 1]), jnp.array([1, 2, 0])
-    close(jitted(attend)(query, key[keys], value[keys], MASK[:, keys]), context)
-    close(jitted(attend)(query[queries], key, value, MASK[queries]), context[queries])
+    masked = mechanism.takes == "mask"
+    mask, by_key, by_query = (ANY_MASK, ANY_MASK[:, keys], ANY_MASK[queries]) if masked else (None, None, None)
+    context = jitted(mechanism.attend)(query, key, value, mask)
+    close(jitted(mechanism.attend)(query, key[keys], value[keys], by_key), context)
+    close(jitted(mechanism.attend)(query[queries], key, value, by_query), context[queries])
 
 
 @law
-def convex_hull(attend):
+def convex_hull(mechanism):
     query, key, value = arrays()
-    context = jitted(attend)(10 * query, key, value, None)
+    context = jitted(mechanism.attend)(10 * query, key, value, None)
     low, high = value.min(-2, keepdims=True), value.max(-2, keepdims=True)
     assert bool(((low - 1e-5 <= context) & (context <= high + 1e-5)).all())
-    close(jitted(attend)(query, key, jnp.ones_like(value), None), jnp.ones_like(context))
 
 
 @law
-def empty_row_is_zero(attend):
-    context, grads = value_and_gradients(attend, *arrays(), MASK, jnp.array([[0.0], [1.0], [0.0]]))
-    assert not context[1].any()
+def weights_sum_to_one_or_zero(mechanism):
+    """Values of one give the sums of the weights."""
+    query, key, value = arrays()
+    close(jitted(mechanism.attend)(query, key, jnp.ones_like(value), None), jnp.ones_like(query))
+    mask = mask_of(mechanism)
+    sums = jitted(mechanism.attend)(query, key, jnp.ones_like(value), mask)
+    assert bool(((abs(sums) < 1e-5) | (abs(sums - 1) < 1e-5)).all())
+    if mechanism.takes == "mask" and "permutations" not in mechanism.exempt:
+        close(sums, jnp.broadcast_to(mask.any(-1, keepdims=True), sums.shape))
+
+
+@law
+def empty_row_is_zero(mechanism):
+    nothing = jnp.zeros((T, S), bool)
+    if mechanism.takes == "mask":
+        context, grads = value_and_gradients(mechanism.attend, *arrays(), ANY_MASK, jnp.array([[0.0], [1.0], [0.0]]))
+        assert not context[1].any()
+        assert all(not grad.any() for grad in grads)
+    context, grads = value_and_gradients(mechanism.attend, *arrays(), nothing)
+    assert not context.any()
     assert all(not grad.any() for grad in grads)
     with jax.debug_nans(True):
-        value_and_gradients(attend, *arrays(), MASK)
-        value_and_gradients(attend, *arrays(), jnp.zeros((T, S), bool))
+        value_and_gradients(mechanism.attend, *arrays(), mask_of(mechanism))
+        value_and_gradients(mechanism.attend, *arrays(), nothing)
 
 
 @law
-def masked_nan_has_no_influence(attend):
+def masked_nan_has_no_influence(mechanism):
+    """A key or value that nobody attends to, and a query that attends to nothing, may hold NaN or Inf."""
     query, key, value = arrays()
-    weight = jnp.array([[1.0], [1.0], [0.0]])
-    # Query 1 sees nothing; key and value 2 are seen by query 2 only, which the loss does not look at, or by nobody.
-    by_one, by_nobody = MASK.at[2, 2].set(True), MASK
-    for bad in (jnp.nan, jnp.inf):
-        bad_query, bad_key, bad_value = query.at[1].set(bad), key.at[2, 0].set(bad), value.at[2, 1].set(bad)
-        for given in ((bad_query, key, value), (bad_query, bad_key, value), (query, key, bad_value)):
-            for mask, loss_weight in ((by_one, weight), (by_nobody, jnp.ones_like(weight))):
-                context, grads = value_and_gradients(attend, *given, mask, loss_weight)
-                expected, expected_grads = value_and_gradients(attend, query, key, value, mask, loss_weight)
-                rows = slice(2) if mask is by_one else slice(None)
-                np.testing.assert_array_equal(context[rows], expected[rows])
-                for grad, expected_grad in zip(grads, expected_grads, strict=True):
-                    close(grad, expected_grad, 1e-6)
-                if mask is by_one and (given[1] is bad_key or given[2] is bad_value):
-                    assert jnp.isnan(context[2]).any()
-                    loud = value_and_gradients(attend, *given, mask)[1]
-                    assert not all(jnp.isfinite(grad).all() for grad in loud)
+    mask, unseen = mask_of(mechanism), 2 if mechanism.takes == "mask" else 3
+    expected, expected_grads = value_and_gradients(mechanism.attend, query, key, value, mask)
+    for bad in (jnp.nan, jnp.inf, -jnp.inf):
+        for given in (
+            (query.at[1].set(bad) if mechanism.takes == "mask" else query, key, value),
+            (query, key.at[unseen, 0].set(bad), value),
+            (query, key, value.at[unseen, 1].set(bad)),
+        ):
+            context, grads = value_and_gradients(mechanism.attend, *given, mask)
+            np.testing.assert_array_equal(context, expected)
+            for grad, expected_grad in zip(grads, expected_grads, strict=True):
+                close(grad, expected_grad, 1e-6)
 
 
 @law
-def lengths_zero_and_one(attend):
+def nan_stays_with_the_queries_that_attend_to_it(mechanism):
+    """Key or value 2 is seen by query 2 only, which the loss does not look at."""
+    query, key, value = arrays()
+    mask, weight = ANY_MASK.at[2, 2].set(True), jnp.array([[1.0], [1.0], [0.0]])
+    expected, expected_grads = value_and_gradients(mechanism.attend, query, key, value, mask, weight)
+    for bad in (jnp.nan, jnp.inf):
+        for given in ((query, key.at[2, 0].set(bad), value), (query, key, value.at[2, 1].set(bad))):
+            context, grads = value_and_gradients(mechanism.attend, *given, mask, weight)
+            np.testing.assert_array_equal(context[:2], expected[:2])
+            for grad, expected_grad in zip(grads, expected_grads, strict=True):
+                close(grad, expected_grad, 1e-6)
+            assert not jnp.isfinite(context[2]).all()
+            loud = value_and_gradients(mechanism.attend, *given, mask)[1]
+            assert not all(jnp.isfinite(grad).all() for grad in loud)
+
+
+@law
+def lengths_zero_and_one(mechanism):
     for t, s in ((0, 3), (3, 0), (0, 0), (1, 1)):
         query, key, value = arrays(T=t, S=s)
-        context, grads = value_and_gradients(attend, query, key, value, None if t else jnp.ones((t, s), bool))
-        assert context.shape[0] == t
+        context, grads = value_and_gradients(mechanism.attend, query, key, value, None if t else jnp.ones((t, s), bool))
+        assert context.shape == (t, D)
         assert s or not context.any()
         assert [g.shape for g in grads] == [x.shape for x in (query, key, value)]
-    close(value_and_gradients(attend, *arrays(S=1), jnp.zeros((T, 1), bool))[0], 0.0)
+    close(value_and_gradients(mechanism.attend, *arrays(S=1), jnp.zeros((T, 1), bool))[0], 0.0)
 
 
 @law
-def future_is_not_seen(attend):
+def future_is_not_seen(mechanism):
     query, key, value = arrays(T=S)
     mask = attn.causal_mask(S)
-    context = jitted(attend)(query, key, value, mask)
+    causal = mechanism.causal or (lambda *given: mechanism.attend(*given, mask))
+    context = jitted(causal)(query, key, value)
     for i in range(1, S):
-        later = jitted(attend)(query, key.at[i:].add(0.1), value.at[i:].add(100.0), mask)
+        later = jitted(causal)(query, key.at[i:].add(0.1), value.at[i:].add(100.0))
         np.testing.assert_array_equal(later[:i], context[:i])
         assert jnp.abs(later[i] - context[i]).max() > 0.1
 
 
 @law
-def checkpoint_and_scan(attend):
+def checkpoint_and_scan(mechanism):
     query, key, value = arrays()
+    mask = mask_of(mechanism)
 
     def body(query, _):
-        return jax.checkpoint(attend)(query, key, value, MASK) + query, None
+        return jax.checkpoint(mechanism.attend)(query, key, value, mask) + query, None
 
     def scanned(query):
         return jax.lax.scan(body, query, length=2)[0].sum()
@@ -280,29 +283,56 @@ def checkpoint_and_scan(attend):
 
 
 @law
-def wrong_masks_are_refused(attend):
+def wrong_masks_are_refused(mechanism):
     query, key, value = arrays(2)
     for mask in (jnp.zeros((2, T, S)), jnp.ones((2, T, S), jnp.int32)):
         with pytest.raises(TypeError, match="bias"):
-            attend(query, key, value, mask)
+            mechanism.attend(query, key, value, mask)
     with pytest.raises(ValueError, match=r"mask: expected shape .*= \(2, .*got \(3, "):
-        attend(query, key, value, jnp.ones((3, T, S), bool))
+        mechanism.attend(query, key, value, jnp.ones((3, T, S), bool))
 
 
 @law
-def integers_are_refused(attend):
+def integers_are_refused(mechanism):
     query, key, value = arrays()
-    with pytest.raises(TypeError, match=r"floating|Float"):
-        attend(query.astype(jnp.int32), key, value, None)
+    for given in ((query.astype(int), key, value), (query, key.astype(int), value), (query, key, value.astype(int))):
+        with pytest.raises(TypeError, match=r"expected a floating dtype, got int32"):
+            mechanism.attend(*given, None)
 
 
-APPLICABLE = [(subject, law) for subject in SUBJECTS for law in LAWS if law not in SUBJECTS[subject].exempt]
+@law
+def wrong_shapes_are_named(mechanism):
+    query, key, value = arrays(2)
+    for name, given in (("key", (query, key[..., :3], value)), ("value", (query, key, value[:, 1:]))):
+        with pytest.raises(ValueError, match=rf"{name}\w*: expected .*got \("):
+            mechanism.attend(*given, None)
 
 
-@pytest.mark.parametrize(("subject", "law"), APPLICABLE)
-def test_law(subject, law):
-    LAWS[law](SUBJECTS[subject].attend)
+OF_MASKS = frozenset({"nan_stays_with_the_queries_that_attend_to_it", "wrong_masks_are_refused"})
+
+
+def applies(name, mechanism):
+    products = {"nan_stays_with_the_queries_that_attend_to_it", "wrong_shapes_are_named"}
+    return (
+        name not in mechanism.exempt
+        and (mechanism.takes == "mask" or name not in OF_MASKS)
+        and ("masked_nan_has_no_influence" not in mechanism.exempt or name not in products)
+    )
+
+
+APPLICABLE = [(name, law) for name, mechanism in MECHANISMS.items() for law in LAWS if applies(law, mechanism)]
+
+
+@pytest.mark.parametrize(("mechanism", "law"), APPLICABLE)
+def test_law(mechanism, law):
+    LAWS[law](MECHANISMS[mechanism])
 
 
 def test_exemptions_name_laws():
-    assert all(subject.exempt <= LAWS.keys() for subject in SUBJECTS.values())
+    assert all(mechanism.exempt <= LAWS.keys() for mechanism in MECHANISMS.values())
+
+
+def test_every_public_function_has_a_row():
+    functions = {name for name in attn.__all__ if not isinstance(getattr(attn, name), type)}
+    rows = {name.split(",")[0] for name in (*MECHANISMS, *PARTS)}
+    assert functions == rows

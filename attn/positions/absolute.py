@@ -1,15 +1,15 @@
-"""Where a token stands: position vectors that are added to embeddings."""
+"""Absolute positions: vectors that are added to embeddings."""
 
 from __future__ import annotations
 
-import math
 from typing import Annotated
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from attn.shapes import floating, integers, is_traced, size
+from attn.positions.phase import sine_and_cosine
+from attn.shapes import floating, integers, known, size
 
 
 def sinusoidal_positions(
@@ -44,27 +44,15 @@ def sinusoidal_positions(
     length, dim = size("length", length), size("dim", dim)
     if not base > 0:
         raise ValueError(f"base: expected a number > 0, got {base!r}")
+    positions, dtype = jnp.arange(length), jnp.result_type(float)
     if variant == "paper":
-        sines, cosines = _sines_and_cosines(length, [base ** (-2 * i / dim) for i in range((dim + 1) // 2)])
+        sines, cosines = sine_and_cosine(positions, [base ** (-2 * i / dim) for i in range((dim + 1) // 2)], dtype)
         return jnp.stack([sines, cosines], axis=-1).reshape(length, 2 * sines.shape[1])[:, :dim]
     if variant == "tensor2tensor":
         n = dim // 2
-        sines, cosines = _sines_and_cosines(length, [base ** (-i / max(n - 1, 1)) for i in range(n)])
+        sines, cosines = sine_and_cosine(positions, [base ** (-i / max(n - 1, 1)) for i in range(n)], dtype)
         return jnp.concatenate([sines, cosines, jnp.zeros((length, dim % 2), sines.dtype)], axis=-1)
     raise ValueError(f"variant: expected 'paper' or 'tensor2tensor', got {variant!r}")
-
-
-def _sines_and_cosines(length: int, frequencies: list[float]) -> tuple[Float[Array, "length F"], Float[Array, "length F"]]:
-    """sin(p w) and cos(p w) to the last bit or two, also far from position 0.
-
-    In float32 the phase p w alone would lose digits as p grows.  With w = a + b, where a has so few bits that p a is exact,
-    sin(p w) = sin(p a) cos(p b) + cos(p a) sin(p b), and the rounding of the small p b does not matter.
-    """
-    coarse = [math.ldexp(round(math.ldexp(m, 8)), e - 8) for m, e in map(math.frexp, frequencies)]
-    fine = [w - a for w, a in zip(frequencies, coarse, strict=True)]
-    positions = jnp.arange(length, dtype=float)[:, None]
-    a, b = positions * jnp.array(coarse, float), positions * jnp.array(fine, float)
-    return jnp.sin(a) * jnp.cos(b) + jnp.cos(a) * jnp.sin(b), jnp.cos(a) * jnp.cos(b) - jnp.sin(a) * jnp.sin(b)
 
 
 def learned_positions(table: Annotated[ArrayLike, "L D"], positions: Annotated[ArrayLike, "*B"]) -> Float[Array, "*B D"]:
@@ -91,10 +79,9 @@ def learned_positions(table: Annotated[ArrayLike, "L D"], positions: Annotated[A
     """
     table, positions = floating("table", table, "L D"), integers("positions", positions)
     rows = table.shape[0]
-    if not is_traced(positions):
-        outside = [p for p in positions.ravel().tolist() if not 0 <= p < rows]
-        if outside:
-            raise ValueError(f"positions: expected 0 <= position < {rows} (rows of the table), got {outside[0]}")
+    outside = [p for p in known(positions) or () if not 0 <= p < rows]
+    if outside:
+        raise ValueError(f"positions: expected 0 <= position < {rows} (rows of the table), got {outside[0]}")
     # A negative index would count from the end, so it is sent beyond it.
     inside = (positions >= 0) & (positions < rows)
     return table.at[jnp.where(inside, positions.astype(jnp.int32), rows)].get(mode="fill", fill_value=jnp.nan)
