@@ -38,7 +38,7 @@ multiplicative: q . k,  q . W k,  v . tanh(W [q ; k])                           
 local: only the keys near a place
     local_monotonic_attention, local_monotonic_weights     around p_t = t       Luong et al. 2015, 3.2
     local_predictive_attention, local_predictive_weights   around a learned p_t Luong et al. 2015, eq. 9-10
-    LocalParams, init_local
+    LocalParams, init_local, predicted_positions
 hard: one key, not an average
     hard_attention, HardSample      drawn from the weights                      Xu et al. 2015, eq. 8-9
     reinforce_loss                  its gradient by the score function          Xu et al. 2015, eq. 11; Williams 1992
@@ -93,6 +93,7 @@ from attn.local import (
     local_monotonic_weights,
     local_predictive_attention,
     local_predictive_weights,
+    predicted_positions,
 )
 from attn.masks import (
     causal_mask,
@@ -213,6 +214,7 @@ __all__ = [
     "multi_head_attention",
     "multi_head_weights",
     "padding_mask",
+    "predicted_positions",
     "prefix_mask",
     "project_key_value",
     "project_keys",

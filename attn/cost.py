@@ -32,7 +32,7 @@ class AttentionCost(NamedTuple):
     context_flops: int
     """Of the weighted sum of the values."""
     cache_bytes: int
-    """What a decoder keeps for its next step: keys and values of all S tokens."""
+    """What a decoder keeps for its next step: keys and values of all S tokens, or the sums of linear attention."""
     input_bytes: int
     output_bytes: int
     output_parameters: int = 0

@@ -55,7 +55,7 @@ def masked_softmax(
     Reference: Bahdanau, Cho, Bengio. Neural machine translation by jointly learning to align and translate. ICLR 2015, eq. 6.
     """
     scores, mask = _checked(scores, mask)
-    exps, total, _ = exponentials(scores.astype(compute_dtype(scores)), mask, axis=axis)
+    exps, total, _ = exponentials(_below_peak(scores.astype(compute_dtype(scores)), mask, axis=axis), mask, axis=axis)
     return (exps / nonzero(total)).astype(scores.dtype)
 
 
@@ -163,6 +163,20 @@ def log_sum(total: Float[Array, "..."], peak: Float[Array, "..."]) -> Float[Arra
 def _checked(scores: ArrayLike, mask: ArrayLike | None) -> tuple[Float[Array, "..."], Bool[Array, "..."] | None]:
     scores = floating("scores", scores, "*B S")
     return scores, None if mask is None else boolean_mask(mask, "shape of scores", scores.shape)
+
+
+@partial(jax.jit, static_argnames="axis")
+def _below_peak(scores: Float[Array, "..."], mask: Bool[Array, "..."] | None, *, axis: int) -> Float[Array, "..."]:
+    """Scores minus the highest one that the mask allows: of any size, they are small where it matters.
+
+    XLA:CPU may recompute a product inside the exponential, as scale (q . k) - peak in one fused multiply-add, which rounds
+    otherwise than the peak did: a difference of 2^9 for scores of 2^33.  The peak that `exponentials` takes of these
+    differences is rounded as they are.
+    """
+    lowest = jnp.finfo(scores.dtype).min
+    given = scores if mask is None else jnp.where(mask, scores, lowest)
+    peak = jax.lax.stop_gradient(jnp.max(given, axis=axis, keepdims=True, initial=lowest))
+    return jnp.where(given <= lowest, lowest, given - jnp.where(peak <= lowest, 0, peak))
 
 
 @partial(jax.jit, static_argnames=("transform", "width", "axis"))

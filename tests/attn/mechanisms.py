@@ -156,6 +156,10 @@ def dot(q, k):
     return q @ k
 
 
+def half_dot(q, k):
+    return q @ k / 2
+
+
 def scaled_dot(q, k):
     return q @ k / np.sqrt(len(q))
 
@@ -272,7 +276,7 @@ POSITIONAL = frozenset({"permutations"})
 MECHANISMS = {
     "masked_softmax": Mechanism(weighted(attn.masked_softmax), expected(dot), exempt=OWN_PRODUCTS),
     "sparsemax": Mechanism(weighted(attn.sparsemax), expected(dot, threshold(lambda x: x)), exempt=OWN_PRODUCTS),
-    "entmax15": Mechanism(weighted(attn.entmax15), expected(lambda q, k: dot(q, k) / 2, threshold(np.square)), exempt=OWN_PRODUCTS),
+    "entmax15": Mechanism(weighted(attn.entmax15), expected(half_dot, threshold(np.square)), exempt=OWN_PRODUCTS),
     "additive_attention": Mechanism(single(attn.additive_attention, ADDITIVE), expected(additive_score)),
     "additive_weights": Mechanism(weights_of(attn.additive_weights, ADDITIVE), expected(additive_score), exempt=OWN_PRODUCTS),
     "dot_attention": Mechanism(single(attn.dot_attention), expected(dot)),
@@ -291,7 +295,7 @@ MECHANISMS = {
         expected(dot, sees=lambda i, j: abs(i - j) <= 1),
         exempt=OWN_PRODUCTS | POSITIONAL,
     ),
-    # The paper does not normalise again after the Gaussian: weights sum to less than 1, and the window may miss every key allowed.
+    # The paper does not normalise again after the Gaussian: weights sum to less than 1.  A window may miss every key allowed.
     "local_predictive_attention": Mechanism(
         single(attn.local_predictive_attention, LOCAL, window=2),
         local_predictive,

@@ -4,14 +4,14 @@ A row gives the function, the arrays it is called with (each a float64 or intege
 and calls that it must refuse, with the error they must raise.
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from mechanisms import ADDITIVE, CONCAT, FEATURES, GENERAL, MULTI_HEAD
+from mechanisms import ADDITIVE, CONCAT, FEATURES, GENERAL, LOCAL, MULTI_HEAD
 
 import attn
 
@@ -25,7 +25,7 @@ class Part(NamedTuple):
 
     function: Callable
     arrays: tuple[Any, ...] = ()
-    options: dict[str, Any] = {}
+    options: Mapping[str, Any] = MappingProxyType({})
     refused: tuple[tuple[dict[str, Any] | tuple[Any, ...], type[Exception], str], ...] = ()
     """Other options, or other arrays, with the error and its message."""
     half: str | None = None
@@ -254,7 +254,7 @@ PARTS = {
         (CACHE, KEY_HEADS, VALUE_HEADS),
         refused=(
             ((CACHE, KEY_HEADS[..., :3], VALUE_HEADS), ValueError, r"key: expected shape .* = \(3, 2, 4\), got \(3, 2, 3\)"),
-            ((CACHE._replace(length=jnp.int32(4)), KEY_HEADS, VALUE_HEADS), ValueError, r"cache: expected room for 3 more tokens"),
+            ((CACHE._replace(length=jnp.int32(4)), KEY_HEADS, VALUE_HEADS), ValueError, r"cache: expected room for 3 more"),
         ),
     ),
     "init_linear_state": Part(
@@ -275,11 +275,31 @@ PARTS = {
             feature_map="exp", projection=FEATURES,
         ),
         (HEADS[0], KEY_HEADS[0], VALUE_HEADS[0], (KEY_HEADS, VALUE_HEADS)),
-        refused=(((HEADS[0], KEY_HEADS[0, :, :3], VALUE_HEADS[0], (KEY_HEADS, VALUE_HEADS)), ValueError, r"key: expected shape .*got \(2, 3\)"),),
+        refused=(
+            ((HEADS[0], KEY_HEADS[0, :, :3], VALUE_HEADS[0], (KEY_HEADS, VALUE_HEADS)), ValueError, r"key: .*got \(2, 3\)"),
+        ),
     ),
     "select_implementation": Part(lambda T=128, S=128: jnp.array(attn.select_implementation(T, S) == "dense")),
     "attention_cost": Part(
         lambda model_dim=512, num_heads=8: attn.attention_cost(model_dim, num_heads, batch=2, query_length=10),
         refused=(({"num_heads": 7}, ValueError, r"num_heads: expected a divisor of model_dim = 512.*, got 7"),),
+    ),
+    "additive_cost": Part(
+        lambda align_dim=5: attn.additive_cost(4, 6, align_dim, batch=2, query_length=3, key_length=4),
+        refused=(({"align_dim": -1}, ValueError, r"align_dim: expected an integer >= 0, got -1"),),
+    ),
+    "linear_cost": Part(
+        lambda model_dim=512, num_heads=8: attn.linear_cost(model_dim, num_heads, batch=2, query_length=10),
+        refused=(({"num_heads": 7}, ValueError, r"num_heads: expected a divisor of model_dim = 512.*, got 7"),),
+    ),
+    "window_pairs": Part(
+        lambda T=5, left=1: attn.window_pairs(T, left=left, right=0),
+        refused=(({"left": -1}, ValueError, r"left: expected an integer >= 0, got -1"),),
+    ),
+    "predicted_positions": Part(
+        attn.predicted_positions,
+        (QUERY, LOCAL, np.int32(7)),
+        refused=(((QUERY[:, :3], LOCAL, 7), ValueError, r"query: expected shape .* = \(3, 4\), got \(3, 3\)"),),
+        half="wide",
     ),
 }  # fmt: skip

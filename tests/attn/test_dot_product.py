@@ -217,6 +217,29 @@ def test_random_structure_equals_reference(is_causal, window, offset, query_leng
     np.testing.assert_allclose(lse, wanted_lse, atol=1e-5)
 
 
+@settings(max_examples=15, deadline=None)
+@given(
+    lengths=st.tuples(st.integers(0, 5), st.integers(0, 5)),
+    groups=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    widths=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    window=st.none() | st.tuples(st.none() | st.integers(0, 3), st.none() | st.integers(0, 3)),
+    offset=st.integers(-3, 4),
+    seed=st.integers(0, 99),
+)
+def test_random_shapes_groups_and_windows_equal_reference(lengths, groups, widths, window, offset, seed):
+    (T, S), (K, G), (H, V) = lengths, groups, widths
+    draw = np.random.default_rng(seed).normal
+    query, key, value, bias = draw(size=(T, K * G, H)), draw(size=(S, K, H)), draw(size=(S, K, V)), draw(size=(K * G, T, S))
+    mask = draw(size=(K * G, T, S)) < 0.7
+    context, lse = attn.dot_product_attention_and_lse(
+        *(jnp.float32(x) for x in (query, key, value)), bias=jnp.float32(bias), mask=mask, window=window, query_offset=offset
+    )
+    allowed = mask & visible(T, S, window=window, query_offset=offset)
+    wanted_context, wanted_lse, _ = dot_product(query, key, value, allowed, bias=bias)
+    np.testing.assert_allclose(context, wanted_context, atol=1e-5)
+    np.testing.assert_allclose(lse, wanted_lse, atol=1e-5)
+
+
 QUERY, KEY, VALUE = arrays(N=4, K=2)
 
 

@@ -164,3 +164,13 @@ def test_scores_beyond_two_to_the_31_stay_finite_under_jit():
     assert jnp.isfinite(weights).all()
     np.testing.assert_allclose(weights.max(-1), 1, atol=1e-3)
     np.testing.assert_allclose(weights, attn.dot_product_weights(query, key), atol=1e-3)
+
+
+@pytest.mark.parametrize("size", [1e5, 1e8])
+def test_softmax_of_scores_scaled_after_the_product_stays_finite_under_jit(size):
+    """XLA:CPU fuses the caller's own scaling into the exponential."""
+    query, key = (size * jax.random.normal(jax.random.key(n), (64, 8)) for n in range(2))
+    for mask in (None, jnp.arange(64)[None] < 40):
+        weights = jax.jit(lambda q, k, mask=mask: attn.masked_softmax((q @ k.T) * 0.35355, mask))(query, key)
+        np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
+        np.testing.assert_allclose(weights.max(-1), 1, atol=1e-3)
