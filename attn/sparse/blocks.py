@@ -106,7 +106,9 @@ def block_sparse_attention(
         raise TypeError("block_mask: expected an array known while tracing (NumPy, or closed over), got a traced one")
     with jax.ensure_compile_time_eval():
         plan = _plan(_checked_block_mask(block_mask, inputs, block_size), inputs)
-    if plan.by_batch:
+    if not plan.units:
+        context = jnp.zeros((*inputs.query.shape[:-1], inputs.value.shape[-1]))
+    elif plan.by_batch:
         context = _by_batch_entry(inputs, plan, block_size, is_causal)
     else:
         by_head = inputs._replace(offset=inputs.offset[..., None], lengths=inputs.lengths[..., None])
@@ -137,18 +139,24 @@ def _plan(block_mask: Bool[Array, "*#B #N Tb Sb"], inputs: Inputs) -> _Plan:
     by_batch = any(n != 1 for n in mask_batch)
     if by_batch:
         block_mask, mask_heads = jnp.broadcast_to(block_mask, (*batch, heads, Tb, Sb)), heads
-    block_mask = block_mask.reshape(math.prod(block_mask.shape[:-2]), Tb, Sb)
-    units = len(block_mask)
-    counts = jnp.sum(block_mask, axis=-1).reshape(-1)
-    kv_head = jnp.repeat(jnp.arange(units) // (heads // kv_heads if mask_heads > 1 else 1), Tb)
-    blocks = jnp.argsort(~block_mask, axis=-1, stable=True).reshape(units * Tb, Sb) + Sb * kv_head[:, None]
-    digits = [count.bit_length() for count in counts.tolist()]
-    groups = []
-    for level in sorted(set(digits)) or [0]:
-        rows = jnp.array([row for row, digit in enumerate(digits) if digit == level], jnp.int32)
-        most = jnp.max(counts[rows], initial=0).item()
-        groups.append(_Group(rows, blocks[rows, :most].astype(jnp.int32), jnp.arange(most) < counts[rows, None]))
-    return _Plan(groups, jnp.argsort(jnp.concatenate([group.rows for group in groups])), units, by_batch)
+    matrices = block_mask.reshape(math.prod(block_mask.shape[:-2]), Tb, Sb).tolist()
+    share = heads // kv_heads if mask_heads > 1 else 1
+    active = [[n // share * Sb + j for j in range(Sb) if row[j]] for n, rows in enumerate(matrices) for row in rows]
+    levels: dict[int, list[int]] = {}
+    for row, blocks in enumerate(active):
+        levels.setdefault(len(blocks).bit_length(), []).append(row)
+    groups = [_group(rows, [active[row] for row in rows]) for rows in levels.values()] or [_group([], [])]
+    places = {row: place for place, row in enumerate(row for rows in levels.values() for row in rows)}
+    return _Plan(groups, jnp.array([places[row] for row in range(len(active))], jnp.int32), len(matrices), by_batch)
+
+
+def _group(rows: list[int], blocks: list[list[int]]) -> _Group:
+    """Rows filled up to the same number of blocks, with ones that are not active."""
+    most = max(map(len, blocks), default=0)
+    filled = [row + row[:1] * (most - len(row)) for row in blocks]
+    active = [[n < len(row) for n in range(most)] for row in blocks]
+    shape = (len(rows), most)
+    return _Group(jnp.array(rows, jnp.int32), jnp.array(filled, jnp.int32).reshape(shape), jnp.array(active, bool).reshape(shape))
 
 
 def _by_batch_entry(inputs: Inputs, plan: _Plan, block_size: int, is_causal: bool) -> Float[Array, "*B T N V"]:
@@ -192,7 +200,8 @@ def _attend_group(inputs: Inputs, group: _Group, units: int, Tb: int, Sb: int, i
         jnp.broadcast_to(x, (*x.shape[:-1], units))[..., unit][..., None] for x in (inputs.offset, inputs.lengths)
     )  # fmt: skip
     query_positions = (row[:, None] * block_size + within) + offset
-    key_positions = ((group.blocks % max(Sb, 1))[..., None] * block_size + within).reshape(len(row), -1)
+    key_positions = (group.blocks % max(Sb, 1))[..., None] * block_size + within
+    key_positions = key_positions.reshape(len(row), group.blocks.shape[1] * block_size)
     mask = (jnp.repeat(group.active, block_size, axis=-1) & (key_positions < lengths))[..., None, :]
     if is_causal:
         mask = mask & (key_positions[..., None, :] <= query_positions[..., None])
