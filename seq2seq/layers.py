@@ -7,6 +7,7 @@ Every layer computes in `dtype` and keeps its parameters in float32.  Randomness
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -143,6 +144,15 @@ class Memory(NamedTuple):
     value: Float[Array, "B S N H"]
 
 
+class Relation(NamedTuple):
+    """How positions enter the self-attention of one layer: not at all, unless said otherwise."""
+
+    rotate: Callable[[Float[Array, "B T N H"]], Float[Array, "B T N H"]] = lambda x: x
+    """What queries and keys become before they meet."""
+    bias: Callable[[Float[Array, "B T N H"]], Float[Array, "#B #N T S"] | None] = lambda query: None
+    """What these queries add to their scaled scores, for every key of the call."""
+
+
 class MultiHeadAttention(nnx.Module):
     """The projections of Vaswani et al. (2017), section 3.2.2; the mathematics is in `attn`."""
 
@@ -154,10 +164,24 @@ class MultiHeadAttention(nnx.Module):
     def params(self, dtype: DTypeLike) -> attn.MultiHeadParams:
         return cast_params(self.weights, dtype)
 
-    def __call__(self, x: Float[Array, "B T D"], *, dropout_key: Key[Array, ""] | None = None, **options: Any):
-        """Self-attention; `options` are those of `attn.multi_head_attention` (with `cache`: output and new cache)."""
-        rate = 0.0 if dropout_key is None else self.dropout_rate
-        return attn.multi_head_attention(self.params(x.dtype), x, dropout_rate=rate, dropout_key=dropout_key, **options)
+    def __call__(
+        self, x: Float[Array, "B T D"], relation: Relation, *, dropout_key: Key[Array, ""] | None = None, **options: Any
+    ):
+        """Self-attention; `options` are those of `attn.dot_product_attention`."""
+        params, rate = self.params(x.dtype), 0.0 if dropout_key is None else self.dropout_rate
+        query, memory = _project_related(params, x, relation)
+        options |= {"bias": relation.bias(query), "dropout_rate": rate, "dropout_key": dropout_key}
+        return attn.project_output(params, attn.dot_product_attention(query, *memory, **options))
+
+    def step(self, x: Float[Array, "B T D"], relation: Relation, cache: attn.KVCache):
+        """Self-attention of the next T tokens to the cache and themselves: output, new cache.  A row that overflows is NaN."""
+        params, offset = self.params(x.dtype), cache.length
+        query, memory = _project_related(params, x, relation)
+        cache = attn.update_cache(cache, *memory)
+        options = {"bias": relation.bias(query), "is_causal": True, "query_offset": offset}
+        context = attn.dot_product_attention(query, cache.key, cache.value, **options)
+        context = jnp.where(cache.overflowed[:, None, None, None], jnp.nan, context)
+        return attn.project_output(params, context), cache
 
     def project_memory(self, states: Float[Array, "B S D"]) -> Memory:
         """Keys and values of cross-attention."""
@@ -172,6 +196,12 @@ class MultiHeadAttention(nnx.Module):
 
     def attention_weights(self, x: Float[Array, "B T D"], memory: Memory, **options: Any) -> Float[Array, "B N T S"]:
         return attn.dot_product_weights(attn.project_query(self.params(x.dtype), x), memory.key, **options)
+
+
+def _project_related(params: attn.MultiHeadParams, x: Float[Array, "B T D"], relation: Relation):
+    """Queries [B, T, N, H], and keys and values: queries and keys where their positions put them."""
+    query, (key, value) = attn.project_query(params, x), attn.project_key_value(params, x)
+    return relation.rotate(query), Memory(relation.rotate(key), value)
 
 
 class FeedForward(nnx.Module):

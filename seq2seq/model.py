@@ -11,7 +11,7 @@ from jaxtyping import Array, DTypeLike, Float, Int, Key
 
 from seq2seq.config import RNNConfig, TransformerConfig
 from seq2seq.layers import StepOutput
-from seq2seq.rnn import RNN
+from seq2seq.rnn import RNN, build_rnn
 from seq2seq.transformer import Transformer
 
 __all__ = ["EncoderDecoder", "StepOutput", "build_model", "count_parameters"]
@@ -52,7 +52,7 @@ def build_model(
     dtype: DTypeLike = jnp.float32,
 ) -> RNN | Transformer:
     """The model of `config` with fresh float32 parameters, computing in `dtype`."""
-    kinds = {RNNConfig: RNN, TransformerConfig: Transformer}
+    kinds = {RNNConfig: build_rnn, TransformerConfig: Transformer}
     return kinds[type(config)](config, source_vocab, target_vocab, shared_vocab=shared_vocab, rngs=rngs, dtype=dtype)
 
 

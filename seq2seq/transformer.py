@@ -4,7 +4,8 @@
                  post-norm  norm(x + dropout(f(x)))      (section 5.4 of the paper)
     encoder      self-attention, feed-forward
     decoder      masked self-attention, cross-attention to the encoder, feed-forward
-    in, out      E y sqrt(D) + positions (sections 3.4, 3.5);  logits = x E^T with the same E when embeddings are tied
+    in, out      E y sqrt(D) (section 3.4);  logits = x E^T with the same E when embeddings are tied
+    positions    added to the embeddings (section 3.5), or within the self-attentions: see `seq2seq.positions`
 
 Decoding keeps a `attn.KVCache` for each layer's self-attention and projects the encoder's output once.
 """
@@ -27,11 +28,13 @@ from seq2seq.layers import (
     Memory,
     MultiHeadAttention,
     Output,
+    Relation,
     StepOutput,
     dropout,
     lengths_of,
     split_key,
 )
+from seq2seq.positions import build_positions
 
 
 class TransformerMemory(NamedTuple):
@@ -69,9 +72,10 @@ class EncoderLayer(nnx.Module):
         self.feed_forward = FeedForward(c.model_dim, c.ffn_dim, rngs=rngs)
         self.attention_sublayer, self.feed_forward_sublayer = Sublayer(c), Sublayer(c)
 
-    def __call__(self, x: Float[Array, "B S D"], lengths: Int[Array, "B"], dropout_key: Key[Array, ""] | None = None):
+    def __call__(self, x: Float[Array, "B S D"], lengths: Int[Array, "B"], relation: Relation, dropout_key=None):
         keys = split_key(dropout_key, 3)
-        attended = self.attention(self.attention_sublayer.enter(x), key_lengths=lengths, dropout_key=keys[0])
+        entered = self.attention_sublayer.enter(x)
+        attended = self.attention(entered, relation, key_lengths=lengths, dropout_key=keys[0])
         x = self.attention_sublayer.leave(x, attended, keys[1])
         return self.feed_forward_sublayer.leave(x, self.feed_forward(self.feed_forward_sublayer.enter(x)), keys[2])
 
@@ -84,16 +88,16 @@ class DecoderLayer(nnx.Module):
         self.feed_forward = FeedForward(c.model_dim, c.ffn_dim, rngs=rngs)
         self.self_sublayer, self.cross_sublayer, self.feed_forward_sublayer = Sublayer(c), Sublayer(c), Sublayer(c)
 
-    def __call__(self, x: Float[Array, "B T D"], memory: Memory, lengths: Int[Array, "B"], dropout_key=None):
+    def __call__(self, x: Float[Array, "B T D"], memory: Memory, lengths: Int[Array, "B"], relation: Relation, dropout_key=None):
         """All target positions at once, each blind to those after it."""
         keys = split_key(dropout_key, 5)
-        attended = self.self_attention(self.self_sublayer.enter(x), is_causal=True, dropout_key=keys[0])
+        attended = self.self_attention(self.self_sublayer.enter(x), relation, is_causal=True, dropout_key=keys[0])
         x = self.self_sublayer.leave(x, attended, keys[1])
         return self._rest(x, memory, lengths, keys[2:])
 
-    def step(self, x: Float[Array, "B 1 D"], memory: Memory, lengths: Int[Array, "B"], cache: attn.KVCache):
+    def step(self, x: Float[Array, "B 1 D"], memory: Memory, lengths: Int[Array, "B"], relation: Relation, cache: attn.KVCache):
         """One target position: output, new cache, cross-attention weights [B, N, 1, S]."""
-        attended, cache = self.self_attention(self.self_sublayer.enter(x), is_causal=True, cache=cache)
+        attended, cache = self.self_attention.step(self.self_sublayer.enter(x), relation, cache)
         x = self.self_sublayer.leave(x, attended)
         weights = self.cross_attention.attention_weights(self.cross_sublayer.enter(x), memory, key_lengths=lengths)
         return self._rest(x, memory, lengths, split_key(None, 3)), cache, weights
@@ -124,9 +128,8 @@ class Transformer(nnx.Module):
         self.target_embedding = embedding(target_vocab)
         if not self.shared_source:
             self.source_embedding = embedding(source_vocab)
-        if config.positions == "learned":
-            self.source_positions = nnx.Param(self._position_table(rngs))
-            self.target_positions = nnx.Param(self._position_table(rngs))
+        self.source_positions = build_positions(config, "source", rngs=rngs)
+        self.target_positions = build_positions(config, "target", rngs=rngs)
         self.encoder = nnx.List([EncoderLayer(config, rngs=rngs) for _ in range(config.num_layers)])
         self.decoder = nnx.List([DecoderLayer(config, rngs=rngs) for _ in range(config.num_layers)])
         if config.norm == "pre":
@@ -136,12 +139,11 @@ class Transformer(nnx.Module):
 
     def encode(self, source: Int[Array, "B S"], dropout_key: Key[Array, ""] | None = None) -> TransformerMemory:
         keys = split_key(dropout_key, 1 + self.config.num_layers)
-        lengths = lengths_of(source)
+        lengths, S = lengths_of(source), source.shape[1]
         embedding = self.target_embedding if self.shared_source else self.source_embedding
-        x = embedding(source) + self._positions("source", jnp.arange(source.shape[1]), source.shape[1])
-        x = dropout(x, self.config.dropout_rate, keys[0])
-        for layer, key in zip(self.encoder, keys[1:], strict=True):
-            x = layer(x, lengths, key)
+        x = dropout(self.source_positions.embed(embedding(source), S), self.config.dropout_rate, keys[0])
+        for layer, relation, key in zip(self.encoder, self.source_positions.relations(S, S), keys[1:], strict=True):
+            x = layer(x, lengths, relation, key)
         if self.config.norm == "pre":
             x = self.encoder_norm(x)
         return TransformerMemory(tuple(layer.cross_attention.project_memory(x) for layer in self.decoder), lengths)
@@ -149,11 +151,12 @@ class Transformer(nnx.Module):
     def features(self, source: Int[Array, "B S"], target_in: Int[Array, "B T"], *, dropout_key: Key[Array, ""] | None = None):
         """Output of the last decoder layer at every target position, teacher-forced: [B, T, D]."""
         encode_key, embed_key, *keys = split_key(dropout_key, 2 + self.config.num_layers)
-        memory = self.encode(source, encode_key)
-        x = self.target_embedding(target_in) + self._positions("target", jnp.arange(target_in.shape[1]), target_in.shape[1])
+        memory, T = self.encode(source, encode_key), target_in.shape[1]
+        x = self.target_positions.embed(self.target_embedding(target_in), T)
         x = dropout(x, self.config.dropout_rate, embed_key)
-        for layer, layer_memory, key in zip(self.decoder, memory.layers, keys, strict=True):
-            x = layer(x, layer_memory, memory.lengths, key)
+        relations = self.target_positions.relations(T, T)
+        for layer, layer_memory, relation, key in zip(self.decoder, memory.layers, relations, keys, strict=True):
+            x = layer(x, layer_memory, memory.lengths, relation, key)
         return self.decoder_norm(x) if self.config.norm == "pre" else x
 
     def logits(self, features: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
@@ -172,25 +175,13 @@ class Transformer(nnx.Module):
     def step(self, memory: TransformerMemory, state: TransformerState, tokens: Int[Array, "B"]) -> StepOutput:
         """Logits of the next token; the weights are the last layer's cross-attention, averaged over heads."""
         room = state.caches[0].key.shape[1]
-        x = (self.target_embedding(tokens) + self._positions("target", state.position, room))[:, None]
+        x = self.target_positions.embed(self.target_embedding(tokens[:, None]), room, state.position)
+        relations = self.target_positions.relations(1, room, state.position)
         caches = []
-        for layer, layer_memory, cache in zip(self.decoder, memory.layers, state.caches, strict=True):
-            x, cache, weights = layer.step(x, layer_memory, memory.lengths, cache)
+        for layer, layer_memory, relation, cache in zip(self.decoder, memory.layers, relations, state.caches, strict=True):
+            x, cache, weights = layer.step(x, layer_memory, memory.lengths, relation, cache)
             caches.append(cache)
         if self.config.norm == "pre":
             x = self.decoder_norm(x)
         average = jnp.mean(weights[:, :, 0].astype(jnp.float32), axis=1)
         return StepOutput(self.logits(x[:, 0]), TransformerState(tuple(caches), state.position + 1), average)
-
-    def _position_table(self, rngs: nnx.Rngs):
-        shape = (self.config.max_length, self.config.model_dim)
-        return nnx.initializers.normal(self.config.model_dim**-0.5)(rngs.params(), shape, jnp.float32)
-
-    def _positions(self, side: str, positions: Int[Array, "*B"], length: int) -> Float[Array, "*B D"]:
-        """What is added to the embeddings at `positions`, all below `length`."""
-        if self.config.positions == "sinusoidal":
-            return attn.sinusoidal_positions(length, self.config.model_dim)[positions].astype(self.dtype)
-        table = self.source_positions if side == "source" else self.target_positions
-        if length > self.config.max_length:
-            raise ValueError(f"{side} length: expected at most model.max_length = {self.config.max_length}, got {length}")
-        return attn.learned_positions(table[...], positions).astype(self.dtype)

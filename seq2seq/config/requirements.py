@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,8 +86,32 @@ def _model_requirements(model: RNNConfig | TransformerConfig, tokenizer: Tokeniz
             yield f"model.{entry.name}", "an integer >= 1", value >= 1
     if isinstance(model, TransformerConfig):
         yield "model.num_heads", f"a divisor of model_dim = {model.model_dim}", model.model_dim % model.num_heads == 0
-    elif model.tied_embeddings:
+        yield from _position_requirements(model)
+    else:
+        yield from _rnn_requirements(model)
+
+
+def _rnn_requirements(model: RNNConfig) -> Iterator[tuple[str, str, bool]]:
+    yield "model.hard_temperature", "a finite number > 0", 0 < model.hard_temperature < float("inf")
+    if model.tied_embeddings:
         yield "model.maxout_dim", f"embed_dim = {model.embed_dim} when tied_embeddings", model.maxout_dim == model.embed_dim
+    scores = model.local_score if model.attention.startswith("local") else model.attention
+    if scores == "dot":
+        key = "attention" if model.attention == "dot" else "local_score"
+        width = 2 * model.encoder_dim
+        yield "model.hidden_dim", f"2 * encoder_dim = {width} when {key} is 'dot'", model.hidden_dim == width
+
+
+def _position_requirements(model: TransformerConfig) -> Iterator[tuple[str, str, bool]]:
+    yield "model.rope_base", "a finite number > 0", 0 < model.rope_base < math.inf
+    if model.positions == "rope":
+        expected = f"model_dim = {model.model_dim} divided by an even width of a head, for positions = 'rope'"
+        yield "model.num_heads", expected, model.model_dim // model.num_heads % 2 == 0
+    if model.positions == "t5":
+        buckets, distance = model.relative_buckets, model.relative_max_distance
+        yield "model.relative_buckets", "an integer >= 4", buckets >= 4
+        expected = f"more than half of relative_buckets = {buckets}, which are for one distance each"
+        yield "model.relative_max_distance", expected, distance > buckets // 2
 
 
 def _increasing(values: tuple[int, ...]) -> bool:

@@ -81,21 +81,35 @@ class BatchConfig:
 
 @dataclass(frozen=True)
 class RNNConfig:
-    """Encoder-decoder of Bahdanau et al. (2015), Appendix A."""
+    """Encoder-decoder with a bidirectional GRU encoder (Bahdanau et al. 2015, Appendix A) and the attention of choice.
+
+    A key that the chosen attention does not use changes nothing.
+    """
 
     kind: Literal["rnn"] = "rnn"
-    attention: Literal["none", "additive"] = "additive"
-    """`none`: one fixed vector; `additive`: Bahdanau attention."""
+    attention: Literal["none", "additive", "hard", "dot", "general", "concat", "local_monotonic", "local_predictive"] = "additive"
+    """`none`: one fixed vector; `additive`: Bahdanau attention; `hard`: one source word, chosen by additive scores (Xu et al.
+    2015); the others: Luong et al. (2015), global (`dot`, `general`, `concat`) or within a window (`local_...`)."""
     embed_dim: int = 256
     """Width of word embeddings (m in the paper)."""
     encoder_dim: int = 256
     """GRU units of each direction of the encoder."""
     hidden_dim: int = 512
-    """GRU units of the decoder (n)."""
+    """GRU units of the decoder (n); dot scores need 2 * encoder_dim."""
     align_dim: int = 256
-    """Width of the alignment model (n')."""
+    """`additive`, `hard`, concat scores, `local_predictive`: width of the alignment model (n')."""
     maxout_dim: int = 256
-    """Width of the maxout readout (l)."""
+    """Width of the readout, from which the output is made: the maxout layer (l), or h~ in the models of Luong et al."""
+    local_score: Literal["dot", "general", "concat"] = "general"
+    """`local_...`: the scores within the window."""
+    local_window: int = 10
+    """`local_...`: source positions on each side of the centre of the window (D)."""
+    input_feeding: bool = True
+    """Luong et al.: the readout of a step enters the next step of the decoder (section 3.3)."""
+    hard_temperature: float = 1.0
+    """`hard`: temperature of the softmax that the gradient sees in training."""
+    reverse_source: bool = False
+    """The encoder reads the words of the source from the last to the first (Sutskever et al. 2014, section 3.3)."""
     dropout_rate: float = 0.2
     """Dropout on embeddings, encoder states and readout."""
     tied_embeddings: bool = True
@@ -117,10 +131,18 @@ class TransformerConfig:
     """Layers of the encoder, and of the decoder."""
     norm: Literal["pre", "post"] = "pre"
     """Layer norm before each sublayer, or after the residual sum as in the paper."""
-    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
-    """How positions enter: added to the embeddings."""
+    positions: Literal["sinusoidal", "learned", "rope", "alibi", "t5", "shaw", "none"] = "sinusoidal"
+    """How positions enter: the first two are added to the embeddings, the others are relative, in every self-attention."""
     max_length: int = 512
     """`learned`: number of positions in the table."""
+    rope_base: float = 10_000.0
+    """`rope`: the slowest pair of columns turns by nearly 1 / rope_base from a token to the next; needs an even head width."""
+    relative_buckets: int = 32
+    """`t5`: distances told apart; the encoder has half of them for each direction."""
+    relative_max_distance: int = 128
+    """`t5`: from this distance on all share the last bucket."""
+    shaw_distance: int = 16
+    """`shaw`: from this distance on all share the last vector."""
     dropout_rate: float = 0.1
     """Dropout on embeddings and on the output of each sublayer."""
     attention_dropout_rate: float = 0.0

@@ -8,6 +8,7 @@ import pytest
 from seq2seq.config import Config, ConfigError, RNNConfig, TransformerConfig, load_config, save_config, to_dict
 
 ROOT = Path(__file__).parents[2]
+POSITIONS = '[model]\nkind = "transformer"\npositions ='
 
 
 def load(tmp_path, text, **overrides):
@@ -39,6 +40,12 @@ def test_model_kind_chooses_the_dataclass(tmp_path):
         ('[model]\nkind = "transformr"', "model.kind", "'transformer'", "'transformr'"),
         ('[model]\nattention = "aditive"', "model.attention", "'additive'", "'aditive'"),
         ('[model]\nkind = "transformer"\nnum_heads = 3', "model.num_heads", "a divisor of model_dim = 256", "3"),
+        (f'{POSITIONS} "roper"', "model.positions", "'rope'", "'roper'"),
+        (f'{POSITIONS} "rope"\nmodel_dim = 12\nnum_heads = 4', "model.num_heads", "an even width of a head", "4"),
+        (f'{POSITIONS} "rope"\nrope_base = 0.0', "model.rope_base", "> 0", "0.0"),
+        (f'{POSITIONS} "t5"\nrelative_buckets = 3', "model.relative_buckets", ">= 4", "3"),
+        (f'{POSITIONS} "t5"\nrelative_max_distance = 16', "model.relative_max_distance", "half of", "16"),
+        (f'{POSITIONS} "shaw"\nshaw_distance = 0', "model.shaw_distance", ">= 1", "0"),
         ("[model]\nhidden_dim = 0", "model.hidden_dim", ">= 1", "0"),
         ("[model]\nmaxout_dim = 128", "model.maxout_dim", "embed_dim = 256", "128"),
         ("[model]\ndropout_rate = 1.0", "model.dropout_rate", "[0, 1)", "1.0"),
