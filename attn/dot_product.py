@@ -10,20 +10,23 @@ implementation; `select_implementation` says which one "auto" takes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import jax
-import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from attn.dense import dense_attention, dense_lse, dense_weights
-from attn.masks import causal_mask, padding_mask, segment_mask, sliding_window_mask
-from attn.shapes import boolean_mask, broadcastable, expect, floating, integers, is_traced, per_batch
-
-Lengths = Annotated[ArrayLike, "*B"] | Sequence[int]
-Window = int | Sequence[int | None]
+from attn.options import (
+    Lengths,
+    Window,
+    active_dropout_key,
+    checked_arrays,
+    checked_bias,
+    checked_scale,
+    checked_softcap,
+    every_mask,
+)
 
 IMPLEMENTATIONS = ("auto", "dense")
 
@@ -93,14 +96,14 @@ def dot_product_attention(
     Reference: Vaswani et al. Attention is all you need. 2017, eq. 1.
     """
     _check_implementation(implementation, block_sizes)
-    query, key, value = _checked(query, key, value)
-    mask = _every_mask(
+    query, key, value = checked_arrays(query, key, value)
+    mask = every_mask(
         query, key, mask, is_causal, query_offset, window, query_lengths, key_lengths, query_segment_ids, key_segment_ids
     )
     context, _, _ = dense_attention(
-        query, key, value, bias=_checked_bias(bias, query, key), mask=mask, scale=_checked_scale(scale, query),
-        softcap=_checked_softcap(softcap), dropout_rate=dropout_rate,
-        dropout_key=_active_dropout_key(dropout_rate, dropout_key), precision=precision,
+        query, key, value, bias=checked_bias(bias, query, key), mask=mask, scale=checked_scale(scale, query),
+        softcap=checked_softcap(softcap), dropout_rate=dropout_rate,
+        dropout_key=active_dropout_key(dropout_rate, dropout_key), precision=precision,
     )  # fmt: skip
     return context.astype(value.dtype)
 
@@ -148,14 +151,14 @@ def dot_product_attention_and_lse(
     Reference: Dao et al. FlashAttention. 2022, section 3.1.
     """
     _check_implementation(implementation, block_sizes)
-    query, key, value = _checked(query, key, value)
-    mask = _every_mask(
+    query, key, value = checked_arrays(query, key, value)
+    mask = every_mask(
         query, key, mask, is_causal, query_offset, window, query_lengths, key_lengths, query_segment_ids, key_segment_ids
     )
     context, total, peak = dense_attention(
-        query, key, value, bias=_checked_bias(bias, query, key), mask=mask, scale=_checked_scale(scale, query),
-        softcap=_checked_softcap(softcap), dropout_rate=dropout_rate,
-        dropout_key=_active_dropout_key(dropout_rate, dropout_key), precision=precision,
+        query, key, value, bias=checked_bias(bias, query, key), mask=mask, scale=checked_scale(scale, query),
+        softcap=checked_softcap(softcap), dropout_rate=dropout_rate,
+        dropout_key=active_dropout_key(dropout_rate, dropout_key), precision=precision,
     )  # fmt: skip
     return context.astype(value.dtype), dense_lse(key, mask, total, peak)
 
@@ -197,13 +200,13 @@ def dot_product_weights(
 
     Reference: Vaswani et al. Attention is all you need. 2017, eq. 1.
     """
-    query, key, _ = _checked(query, key, key)
-    mask = _every_mask(
+    query, key, _ = checked_arrays(query, key, key)
+    mask = every_mask(
         query, key, mask, is_causal, query_offset, window, query_lengths, key_lengths, query_segment_ids, key_segment_ids
     )
     return dense_weights(
-        query, key, bias=_checked_bias(bias, query, key), mask=mask, scale=_checked_scale(scale, query),
-        softcap=_checked_softcap(softcap), precision=precision,
+        query, key, bias=checked_bias(bias, query, key), mask=mask, scale=checked_scale(scale, query),
+        softcap=checked_softcap(softcap), precision=precision,
     )  # fmt: skip
 
 
@@ -221,125 +224,6 @@ def select_implementation(query_length: int, key_length: int) -> str:
     'dense'
     """
     return "dense"
-
-
-def _every_mask(
-    query: Array,
-    key: Array,
-    mask: ArrayLike | None,
-    is_causal: bool,
-    query_offset: Lengths,
-    window: Window | None,
-    query_lengths: Lengths | None,
-    key_lengths: Lengths | None,
-    query_segment_ids: ArrayLike | None,
-    key_segment_ids: ArrayLike | None,
-) -> Bool[Array, "..."] | None:
-    """The AND of all masks given, of the rank of the scores with axes full or 1; None when none is given."""
-    *batch, T, N, _ = query.shape
-    S = key.shape[-3]
-    offset = per_batch("query_offset", query_offset, batch)
-    masks = []
-    if mask is not None:
-        masks.append(boolean_mask(mask, "*B N T S", (*batch, N, T, S)))
-    if is_causal:
-        masks.append(_with_heads(causal_mask(T, S, query_offset=offset), batch))
-    if window is not None:
-        left, right = _sides(window)
-        masks.append(_with_heads(sliding_window_mask(T, S, left=left, right=right, query_offset=offset), batch))
-    if query_lengths is not None:
-        lengths = per_batch("query_lengths", query_lengths, batch)
-        masks.append(_with_heads(padding_mask(lengths, T)[..., :, None], batch))
-    if key_lengths is not None:
-        lengths = per_batch("key_lengths", key_lengths, batch)
-        masks.append(_with_heads(padding_mask(lengths, S)[..., None, :], batch))
-    if query_segment_ids is not None or key_segment_ids is not None:
-        masks.append(_segments(query_segment_ids, key_segment_ids, batch, T, S)[..., None, :, :])
-    if not masks:
-        return None
-    combined = masks[0]
-    for further in masks[1:]:
-        combined = combined & further
-    return combined
-
-
-def _with_heads(mask: Bool[Array, "*#B #T #S"], batch: Sequence[int]) -> Bool[Array, "..."]:
-    """A mask over positions with a head axis, and with batch axes of length 1 where it has none."""
-    missing = len(batch) - (mask.ndim - 2)
-    return mask.reshape((1,) * missing + mask.shape[:-2] + (1,) + mask.shape[-2:])
-
-
-def _segments(query_ids, key_ids, batch: Sequence[int], T: int, S: int) -> Bool[Array, "..."]:
-    if query_ids is None or key_ids is None:
-        missing = "query_segment_ids" if query_ids is None else "key_segment_ids"
-        raise ValueError(f"{missing}: expected segment ids for queries and keys, got None")
-    query_ids, key_ids = integers("query_segment_ids", query_ids), integers("key_segment_ids", key_ids)
-    expect("query_segment_ids", query_ids, "*B T", (*batch, T))
-    expect("key_segment_ids", key_ids, "*B S", (*batch, S))
-    return segment_mask(query_ids, key_ids)
-
-
-def _sides(window: Window) -> Sequence[int | None]:
-    sides = window if isinstance(window, Sequence) else (window, window)
-    if len(sides) != 2 or not all(side is None or _is_count(side) for side in sides):
-        raise ValueError(f"window: expected (left, right), each an integer >= 0 or None, or one integer, got {window!r}")
-    return sides
-
-
-def _is_count(side: Any) -> bool:
-    return hasattr(side, "__index__") and not isinstance(side, bool) and side >= 0
-
-
-def _checked(query: ArrayLike, key: ArrayLike, value: ArrayLike) -> tuple[Array, Array, Array]:
-    query, key, value = (
-        floating("query", query, "*B T N H"),
-        floating("key", key, "*B S K H"),
-        floating("value", value, "*B S K V"),
-    )
-    *batch, _, heads, width = query.shape
-    *_, S, kv_heads, _ = key.shape
-    expect("key", key, "*B S K H", (*batch, S, kv_heads, width))
-    expect("value", value, "*B S K V", (*batch, S, kv_heads, value.shape[-1]))
-    if kv_heads == 0 or heads % kv_heads:
-        raise ValueError(f"query: expected shape (*B, T, N, H) with N a multiple of K = {kv_heads}, got {query.shape}")
-    return query, key, value
-
-
-def _checked_bias(bias: ArrayLike | None, query: Array, key: Array) -> Array | None:
-    if bias is None:
-        return None
-    *batch, T, N, _ = query.shape
-    return broadcastable("bias", floating("bias", bias, "*B"), "*B N T S", (*batch, N, T, key.shape[-3]))
-
-
-def _checked_scale(scale: ArrayLike | None, query: Array) -> ArrayLike:
-    if scale is None:
-        return max(query.shape[-1], 1) ** -0.5
-    if jnp.ndim(scale):
-        raise ValueError(f"scale: expected a scalar, got shape {jnp.shape(scale)}")
-    return scale
-
-
-def _checked_softcap(softcap: ArrayLike | None) -> ArrayLike | None:
-    if softcap is None:
-        return None
-    if jnp.ndim(softcap):
-        raise ValueError(f"softcap: expected a scalar, got shape {jnp.shape(softcap)}")
-    if not is_traced(softcap) and not softcap > 0:
-        raise ValueError(f"softcap: expected a number > 0, or None for no cap, got {softcap}")
-    return softcap
-
-
-def _active_dropout_key(rate: ArrayLike, key: Array | None) -> Array | None:
-    """The key, or None when nothing is to be dropped."""
-    if not is_traced(rate):
-        if not 0 <= rate < 1:
-            raise ValueError(f"dropout_rate: expected a number in [0, 1), got {rate}")
-        if rate == 0:
-            return None
-    if key is None:
-        raise ValueError(f"dropout_key: expected a random key for dropout_rate = {rate}, got None")
-    return key
 
 
 def _check_implementation(implementation: str, block_sizes: Any) -> None:

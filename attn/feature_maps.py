@@ -66,9 +66,10 @@ def random_features(
     F, H = size("num_features", num_features), size("head_dim", head_dim)
     direction_key, length_key = jax.random.split(key)
     blocks = -(-F // max(H, 1))
-    directions = jax.random.orthogonal(direction_key, H, shape=(blocks,), dtype=dtype).reshape(blocks * H, H)[:F]
-    lengths = jnp.linalg.norm(jax.random.normal(length_key, (F, H), dtype), axis=-1, keepdims=True)
-    return lengths * directions.reshape(F, H)
+    wide = jnp.promote_types(dtype, jnp.float32)
+    directions = jax.random.orthogonal(direction_key, H, shape=(blocks,), dtype=wide).reshape(blocks * H, H)[:F]
+    lengths = jnp.linalg.norm(jax.random.normal(length_key, (F, H), wide), axis=-1, keepdims=True)
+    return (lengths * directions.reshape(F, H)).astype(dtype)
 
 
 def features(x: Float[Array, "*B H"], feature_map: FeatureMap, projection: Float[Array, "F H"] | None) -> Features:

@@ -221,7 +221,7 @@ def _causal(query, key, value, valid, projection, *, feature_map, chunk) -> Floa
     parts = [split_chunks(x, chunk, axis) for x, axis in ((queries, -3), (keys, -2), (values, -2), (valid, -1))]
     _, contexts = jax.lax.scan(body, state, parts)
     context = jnp.moveaxis(contexts, 0, -4)
-    context = context.reshape(*context.shape[:-4], -1, *context.shape[-2:])[..., :T, :, :]
+    context = context.reshape(*context.shape[:-4], len(contexts) * chunk, *context.shape[-2:])[..., :T, :, :]
     seen_bad = jnp.cumsum(bad, axis=-1)[..., None] > 0
     return _ungrouped(poison(context, bad_queries | seen_bad)).astype(value.dtype)
 

@@ -69,5 +69,6 @@ def _earlier_halves(queries: Features, keys: Features, values: Float[Array, "*B 
 def _half(x: Float[Array, "..."], half: int, axis: int, which: int) -> Float[Array, "..."]:
     """The earlier (0) or later (1) half of every block of 2 half along `axis`, whose place blocks x half take."""
     axis += x.ndim
-    blocks = x.reshape(*x.shape[:axis], -1, 2, half, *x.shape[axis + 1 :])
+    count = x.shape[axis] // (2 * half)
+    blocks = x.reshape(*x.shape[:axis], count, 2, half, *x.shape[axis + 1 :])
     return jax.lax.index_in_dim(blocks, which, axis + 1, keepdims=False)

@@ -14,8 +14,9 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
+from attn.isolation import finite_or_zero, has_nonfinite, poison
 from attn.normalize import log_sum, nonzero
 from attn.shapes import compute_dtype, expect, floating
 
@@ -73,19 +74,21 @@ def _merge(
     lse_b: Float[Array, "*B N T"],
 ) -> tuple[Float[Array, "*B T N V"], Float[Array, "*B N T"]]:
     dtype = compute_dtype(context_a, lse_a, context_b, lse_b)
-    sums = [lse.astype(dtype) for lse in (lse_a, lse_b)]
+    contexts = [context.astype(dtype) for context in (context_a, context_b)]
+    # NaN stays in its row, in the gradient too; a part that saw nothing adds nothing, not even NaN.
+    undefined = jnp.isnan(lse_a) | jnp.isnan(lse_b)
+    sums = [jnp.where(undefined, 0, lse).astype(dtype) for lse in (lse_a, lse_b)]
+    seen = [lse != -jnp.inf for lse in sums]
     # As in softmax, the result does not depend on the peak, and neither does its gradient; two empty parts have peak 0.
     peak = jax.lax.stop_gradient(jnp.maximum(*sums))
     peak = jnp.where(peak == -jnp.inf, 0, peak)
-    exps = [jnp.where(lse == -jnp.inf, 0, jnp.exp(jnp.where(lse == -jnp.inf, 0, lse) - peak)) for lse in sums]
+    exps = [jnp.where(some, jnp.exp(jnp.where(some, lse, 0) - peak), 0) for some, lse in zip(seen, sums, strict=True)]
     total = exps[0] + exps[1]
-    shares = [_queries_first(part / nonzero(total)) for part in exps]
-    parts = [
-        jnp.where(share == 0, 0, context.astype(dtype)) * share
-        for share, context in zip(shares, (context_a, context_b), strict=True)
-    ]
-    return parts[0] + parts[1], log_sum(total, peak)
+    context = sum(_queries_first(part / nonzero(total)) * finite_or_zero(x) for part, x in zip(exps, contexts, strict=True))
+    spoilt = [has_nonfinite(x) & _queries_first(some)[..., 0] for x, some in zip(contexts, seen, strict=True)]
+    context = poison(context, spoilt[0] | spoilt[1] | _queries_first(undefined)[..., 0])
+    return context, poison(log_sum(total, peak)[..., None], undefined)[..., 0]
 
 
-def _queries_first(share: Float[Array, "*B N T"]) -> Float[Array, "*B T N 1"]:
-    return jnp.swapaxes(share, -2, -1)[..., None]
+def _queries_first(x: Shaped[Array, "*B N T"]) -> Shaped[Array, "*B T N 1"]:
+    return jnp.swapaxes(x, -2, -1)[..., None]

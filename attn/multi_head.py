@@ -173,7 +173,7 @@ def project_key_value(
         Keys [*B S K H] and values [*B S K V], in the dtype of their inputs.  A row that holds NaN or Inf gives NaN.
 
     Raises:
-        ValueError: an input of another width than the kernel's.
+        ValueError: an input of another width than the kernel's, or keys and values of different number.
 
     >>> import jax, jax.numpy as jnp
     >>> key, value = project_key_value(init_multi_head(jax.random.key(0), 8, 4, value_dim=3), jnp.ones((5, 8)))
@@ -181,10 +181,9 @@ def project_key_value(
     ((5, 4, 2), (5, 4, 3))
     """
     value_name, value_input = ("key_input", key_input) if value_input is None else ("value_input", value_input)
-    return (
-        _project("key_input", key_input, params.key_kernel, params.key_bias),
-        _project(value_name, value_input, params.value_kernel, params.value_bias),
-    )
+    key = _project("key_input", key_input, params.key_kernel, params.key_bias)
+    expect(value_name, jnp.asarray(value_input), "*B S Dk", (*key.shape[:-2], jnp.shape(value_input)[-1]))
+    return key, _project(value_name, value_input, params.value_kernel, params.value_bias)
 
 
 def project_output(

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from attn.dot_product import Lengths, _checked, _checked_scale, _checked_softcap, dot_product_attention_and_lse
+from attn.dot_product import dot_product_attention_and_lse
 from attn.isolation import attends_nonfinite, finite_or_zero, has_nonfinite, poison
 from attn.merge import merge_attention
+from attn.options import Lengths, checked_arrays, checked_scale, checked_softcap
 from attn.shapes import compute_dtype, per_batch, size
 
 BLOCK_SIZE = 128
@@ -78,13 +79,13 @@ def checked(
     softcap: ArrayLike | None = None,
 ) -> Inputs:
     """The arguments, once they are such that `dot_product_attention` takes them."""
-    query, key, value = _checked(query, key, value)
+    query, key, value = checked_arrays(query, key, value)
     batch, S = query.shape[:-3], key.shape[-3]
     offset = per_batch("query_offset", query_offset, batch)
     lengths = jnp.minimum(S if key_lengths is None else per_batch("key_lengths", key_lengths, batch), S)
     offset, lengths = (jnp.broadcast_to(x, x.shape or (1,) * len(batch)).astype(jnp.int32) for x in (offset, lengths))
     value = value.astype(compute_dtype(query, key, value))
-    return Inputs(query, key, value, offset, lengths, _checked_scale(scale, query), _checked_softcap(softcap))
+    return Inputs(query, key, value, offset, lengths, checked_scale(scale, query), checked_softcap(softcap))
 
 
 def positive(name: str, value: Any) -> int:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from attn.dot_product import Lengths
+from attn.options import Lengths
 from attn.sparse.parts import Inputs, checked, column_part, isolated, join, joined_context, positive, window_part
 from attn.sparse.residues import by_residue, from_residue
 

@@ -16,8 +16,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from attn.dense import dense_scores
-from attn.dot_product import Lengths
 from attn.isolation import finite_or_zero, has_nonfinite
+from attn.options import Lengths
 from attn.shapes import boolean_mask
 from attn.sparse.parts import BLOCK_SIZE, Inputs, attend, checked, positive, split, unsplit
 

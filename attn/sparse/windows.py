@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from attn.dot_product import Lengths
+from attn.options import Lengths
 from attn.shapes import size
 from attn.sparse.parts import (
     BLOCK_SIZE,

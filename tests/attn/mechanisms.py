@@ -138,6 +138,13 @@ def merged_parts(query, key, value, mask=None):
     return attn.merge_attention(*parts[0], *parts[1])[0]
 
 
+def diagonal_and_first_blocks(query, key, value, **options):
+    """Blocks of 2 x 2: those on the diagonal, and the first keys for all."""
+    rows, columns = (np.arange((x.shape[-3] + 1) // 2) for x in (query, key))
+    blocks = (rows[:, None] == columns) | (columns == 0)
+    return attn.block_sparse_attention(query, key, value, blocks, block_size=2, **options)
+
+
 def multi_head(query, key, value, mask):
     mask = None if mask is None else mask[..., None, :, :]
     return attn.multi_head_attention(parameters(MULTI_HEAD), query, key, value, mask=mask)
@@ -364,6 +371,15 @@ MECHANISMS = {
         one_head(attn.top_k_attention, k=2, block_size=2),
         expected(scaled_dot, largest(2)),
         causal=without_mask(one_head(attn.top_k_attention, k=2, block_size=2, is_causal=True)),
+        # A value that is allowed but not among the k has no influence, not even as NaN.
+        exempt=frozenset({"nan_stays_with_the_queries_that_attend_to_it"}),
+    ),
+    "block_sparse_attention": Mechanism(
+        one_head_of_lengths(diagonal_and_first_blocks),
+        expected(scaled_dot, sees=lambda i, j: j // 2 in (0, i // 2)),
+        takes="lengths",
+        causal=without_mask(one_head_of_lengths(diagonal_and_first_blocks, is_causal=True)),
+        exempt=POSITIONAL,
     ),
     "linear_attention": Mechanism(
         one_head_of_lengths(attn.linear_attention),

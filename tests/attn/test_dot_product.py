@@ -137,6 +137,20 @@ def test_softcap_bounds_scores_and_does_not_unmask():
             attn.dot_product_weights(query, key, softcap=softcap)
 
 
+def test_constants_inside_jit_are_checked_there():
+    """A cap, a rate or lengths that jit does not trace are as good as Python numbers."""
+    query, key, value = arrays()
+    options = {"softcap": jnp.float32(2.0), "dropout_rate": jnp.float32(0.0)}
+    np.testing.assert_allclose(
+        jax.jit(lambda q: attn.dot_product_attention(q, key, value, **options))(query),
+        attn.dot_product_attention(query, key, value, softcap=2.0),
+        atol=1e-6,
+    )
+    negative = jnp.float32(-1)
+    with pytest.raises(ValueError, match=r"softcap: expected a number > 0.*got -1.0"):
+        jax.jit(lambda q: attn.dot_product_attention(q, key, value, softcap=negative))(query)
+
+
 def test_window_without_mask_is_applied():
     query, key, value = arrays(T=S)
     for window, span in (((2, 0), (2, 0)), (1, (1, 1)), ((None, 1), (None, 1)), ((0, 0), (0, 0))):

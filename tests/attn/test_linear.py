@@ -37,7 +37,10 @@ MAPS = {
     "function": {"feature_map": squared},
 }
 NUM_FEATURES = {"elu1": H, "relu": H, "exp": F, "function": H + 1}
+# "relu" and "function" run the same code behind the map, so one of them stands for both where compilation is long.
+several_maps = pytest.mark.parametrize("name", ["elu1", "exp", "function"])
 every_map = pytest.mark.parametrize("name", MAPS)
+quick = pytest.mark.usefixtures("quick_compilation")
 
 
 def arrays(T=T, S=None, *, N=N, K=K, H=H, batch=(B,), seed=0, dtype=None):
@@ -72,13 +75,14 @@ def close(a, b, atol=1e-5, rtol=0.0):
 # The reference
 
 
+@quick
 @pytest.mark.parametrize("case", ["plain", "lengths", "causal", "causal, lengths"])
-@every_map
+@several_maps
 def test_value_and_gradients_equal_reference(name, case, x64):
-    query, key, value = arrays(5, 5 if "causal" in case else 4)
+    query, key, value = arrays(5, 5 if "causal" in case else 4, N=2, K=1)
     lengths = [3, 0] if "lengths" in case else None
     options = {**MAPS[name], "is_causal": "causal" in case}
-    weight = np.random.default_rng(1).normal(size=(B, 5, N, V))
+    weight = np.random.default_rng(1).normal(size=(B, 5, 2, V))
 
     def actual(query, key, value):
         context = linear_attention(query, key, value, key_lengths=lengths, chunk_size=2, **options)
@@ -87,11 +91,14 @@ def test_value_and_gradients_equal_reference(name, case, x64):
     (_, context), grads = jax.jit(jax.value_and_grad(actual, argnums=(0, 1, 2), has_aux=True))(query, key, value)
     assert context.dtype == jnp.float64
     close(context, expected(query, key, value, lengths, **options), 1e-12)
-    numeric = gradient(lambda *a: (expected(*a, lengths, **options) * weight).sum(), query, key, value)
-    for grad, wanted in zip(grads, numeric, strict=True):
-        close(grad, wanted, 1e-8)
+    for b in range(B):
+        length = None if lengths is None else lengths[b]
+        loss = lambda *row: (linear_reference.linear(*row, key_length=length, **options) * weight[b]).sum()  # noqa: B023, E731
+        for grad, wanted in zip(grads, gradient(loss, query[b], key[b], value[b]), strict=True):
+            close(grad[b], wanted, 1e-8)
 
 
+@quick
 def test_gradient_of_the_projection_equals_reference(x64):
     query, key, value = arrays(3)
 
@@ -108,10 +115,11 @@ def test_gradient_of_the_projection_equals_reference(x64):
         close(jax.grad(actual)(PROJECTION, is_causal), wanted, 1e-8)
 
 
-@settings(max_examples=15, deadline=None)
+@quick
+@settings(max_examples=12, deadline=None)
 @given(
-    length=st.integers(1, 11),
-    chunk=st.integers(1, 12),
+    length=st.sampled_from([1, 2, 5, 11]),
+    chunk=st.sampled_from([1, 3, 8, 128]),
     key_length=st.integers(0, 11),
     heads=st.sampled_from([(1, 1), (4, 2), (3, 1)]),
     name=st.sampled_from(list(MAPS)),
@@ -124,58 +132,54 @@ def test_any_length_and_chunk_equals_reference(length, chunk, key_length, heads,
     close(context, expected(query, key, value, [key_length], **options), 2e-5)
 
 
-@every_map
+@quick
+@pytest.mark.parametrize("name", ["relu", "exp"])
 def test_both_modes_and_orders_equal_central_differences(name, x64):
-    direction = arrays(T, seed=1)
+    point, direction = arrays(3, N=2, K=1), arrays(3, N=2, K=1, seed=1)
 
     def context(*inputs):
-        return linear_attention(*inputs, key_lengths=[5, 3], is_causal=True, chunk_size=4, **MAPS[name])
+        return linear_attention(*inputs, key_lengths=[3, 2], is_causal=name == "exp", chunk_size=2, **MAPS[name])
 
     def slopes(*inputs):
         return jax.grad(lambda *a: (context(*a) ** 2).sum(), argnums=(0, 1, 2))(*inputs)
 
     def along(function):
-        sides = [jax.jit(function)(*(x + sign * 1e-5 * d for x, d in zip(arrays(T), direction, strict=True))) for sign in (1, -1)]
+        function = jax.jit(function)
+        sides = [function(*(x + sign * 1e-5 * d for x, d in zip(point, direction, strict=True))) for sign in (1, -1)]
         return jax.tree.map(lambda a, b: (a - b) / 2e-5, *sides)
 
     def directional(function):
-        return jax.jit(lambda: jax.jvp(function, tuple(arrays(T)), tuple(direction))[1])()
+        return jax.jit(lambda: jax.jvp(function, tuple(point), tuple(direction))[1])()
 
-    close(directional(context), along(context), 1e-7)
+    close(directional(context), along(context), 1e-7, 1e-6)
     curvature = along(slopes)
     over_reverse = jax.jit(jax.grad(lambda *a: sum((g * d).sum() for g, d in zip(slopes(*a), direction, strict=True)), (0, 1, 2)))
-    for wanted, forward, reverse in zip(curvature, directional(slopes), over_reverse(*arrays(T)), strict=True):
-        close(forward, wanted, 1e-6)
-        close(reverse, wanted, 1e-6)
+    for wanted, forward, reverse in zip(curvature, directional(slopes), over_reverse(*point), strict=True):
+        close(forward, wanted, 1e-6, 1e-6)
+        close(reverse, wanted, 1e-6, 1e-6)
         assert jnp.abs(wanted).max() > 1e-3
 
 
 # The recurrence
 
 
+@quick
 @every_map
-def test_steps_equal_causal(name, x64):
+def test_steps_and_prefill_equal_causal(name, x64):
     query, key, value = arrays(T)
-    state = init_linear_state(B, K, NUM_FEATURES[name], V, dtype=jnp.float64)
-    contexts, state = by_steps(query, key, value, state, **MAPS[name])
-    close(contexts, linear_attention(query, key, value, is_causal=True, **MAPS[name]), 1e-12)
-    jax.tree.map(lambda a, b: close(a, b, 1e-12), state, linear_state(key, value, **MAPS[name]))
-    weight = np.random.default_rng(2).normal(size=contexts.shape)
     start = init_linear_state(B, K, NUM_FEATURES[name], V, dtype=jnp.float64)
-    recurrent = jax.grad(lambda *a: (by_steps(*a, start, **MAPS[name])[0] * weight).sum(), (0, 1, 2))
-    chunked = jax.grad(lambda *a: (linear_attention(*a, is_causal=True, **MAPS[name]) * weight).sum(), (0, 1, 2))
-    for a, b in zip(recurrent(query, key, value), chunked(query, key, value), strict=True):
-        close(a, b, 1e-11)
+    run = jax.jit(lambda state, *inputs: by_steps(*inputs, state, **MAPS[name]))
+    contexts, state = run(start, query, key, value)
+    wanted = linear_attention(query, key, value, is_causal=True, chunk_size=2, **MAPS[name])
+    close(contexts, wanted, 1e-12)
+    jax.tree.map(lambda a, b: close(a, b, 1e-12), state, linear_state(key, value, **MAPS[name]))
+    context, _ = linear_attention_step(
+        query[:, 3], key[:, 3], value[:, 3], linear_state(key[:, :3], value[:, :3], **MAPS[name]), **MAPS[name]
+    )
+    close(context, wanted[:, 3], 1e-12)
 
 
-@every_map
-def test_prefill_and_steps_equal_causal(name):
-    query, key, value = arrays(T, dtype=jnp.float32)
-    state = linear_state(key[:, :3], value[:, :3], **MAPS[name])
-    contexts, _ = by_steps(query[:, 3:], key[:, 3:], value[:, 3:], state, **MAPS[name])
-    close(contexts, linear_attention(query, key, value, is_causal=True, **MAPS[name])[:, 3:], 1e-5)
-
-
+@quick
 def test_prefill_of_unequal_lengths():
     query, key, value = arrays(T, dtype=jnp.float32)
     state = linear_state(key, value, key_lengths=[2, 0])
@@ -184,6 +188,7 @@ def test_prefill_of_unequal_lengths():
     close(context[1], jnp.repeat(value[1, 2], N // K, axis=0))
 
 
+@quick
 def test_beams_are_reordered_by_tree_map():
     query, key, value = arrays(T, dtype=jnp.float32)
     state = linear_state(key, value, **MAPS["exp"])
@@ -193,6 +198,7 @@ def test_beams_are_reordered_by_tree_map():
     close(linear_attention_step(*tokens, swapped, **MAPS["exp"])[0], context[::-1], 1e-6)
 
 
+@quick
 def test_gradient_reaches_the_state(x64):
     query, key, value = arrays(T)
     state = linear_state(key, value, **MAPS["exp"])
@@ -209,13 +215,14 @@ def test_gradient_reaches_the_state(x64):
 # What is not seen has no influence
 
 
+@quick
 @pytest.mark.parametrize("is_causal", [False, True])
-@every_map
+@pytest.mark.parametrize("name", ["elu1", "exp"])
 def test_padded_equals_sliced(name, is_causal):
     """phi(0) is not 0: padding must leave the normaliser after the map."""
     query, key, value = arrays(T, dtype=jnp.float32)
     weight = jnp.arange(3.0)[:, None, None] + 1
-    options = {**MAPS[name], "is_causal": is_causal, "chunk_size": 4}
+    options = {**MAPS[name], "is_causal": is_causal, "chunk_size": 2}
 
     def padded(query, key, value):
         return (linear_attention(query, key, value, key_lengths=3, **options)[:, :3] * weight).sum()
@@ -233,33 +240,34 @@ def test_padded_equals_sliced(name, is_causal):
             assert not a[:, 3:].any()
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
-@every_map
-def test_nan_is_kept_from_rows_that_do_not_see_it(name, place):
-    inputs = arrays(T, dtype=jnp.float32)
-    dirty = list(inputs)
-    dirty[place] = dirty[place].at[:, 3].set(jnp.nan)
+@quick
+@several_maps
+@pytest.mark.parametrize("form", ["chunks", "steps"])
+def test_nan_is_kept_from_rows_that_do_not_see_it(name, form):
+    inputs, early = arrays(4, dtype=jnp.float32), np.arange(4)[:, None, None] < 2
 
-    def loss(*inputs, rows=slice(0, 3)):
-        context = linear_attention(*inputs, is_causal=True, chunk_size=2, **MAPS[name])
-        return (context[:, rows] ** 2).sum(), context
+    def loss(rows, *inputs):
+        if form == "chunks":
+            context = linear_attention(*inputs, is_causal=True, chunk_size=2, **MAPS[name])
+        else:
+            context, _ = by_steps(*inputs, init_linear_state(B, K, NUM_FEATURES[name], V), **MAPS[name])
+        return (jnp.where(rows, context, 0) ** 2).sum(), context
 
-    def recurrent(*inputs, rows=slice(0, 3)):
-        context, _ = by_steps(*inputs, init_linear_state(B, K, NUM_FEATURES[name], V), **MAPS[name])
-        return (context[:, rows] ** 2).sum(), context
-
-    for function in (loss, recurrent):
-        run = jax.jit(jax.grad(function, argnums=(0, 1, 2), has_aux=True))
-        (grads, context), (wanted, clean) = run(*dirty), run(*inputs)
-        np.testing.assert_array_equal(context[:, :3], clean[:, :3])
+    run = jax.jit(jax.grad(loss, argnums=(1, 2, 3), has_aux=True))
+    wanted, clean = run(early, *inputs)
+    for place in range(3):
+        dirty = list(inputs)
+        dirty[place] = dirty[place].at[:, 2].set(jnp.nan)
+        grads, context = run(early, *dirty)
+        np.testing.assert_array_equal(context[:, :2], clean[:, :2])
         for grad, wanted_grad in zip(grads, wanted, strict=True):
             close(grad, wanted_grad, 1e-6)
-        assert jnp.isnan(context[:, 3]).all()
-        assert bool(jnp.isnan(context[:, 4]).all()) == (place != 0)
-        loud, _ = jax.grad(lambda *a, f=function: f(*a, rows=slice(None)), argnums=(0, 1, 2), has_aux=True)(*dirty)
-        assert not all(jnp.isfinite(grad).all() for grad in loud)
+        assert jnp.isnan(context[:, 2]).all()
+        assert bool(jnp.isnan(context[:, 3]).all()) == (place != 0)
+        assert not all(jnp.isfinite(grad).all() for grad in run(~early, *dirty)[0])
 
 
+@quick
 def test_attended_nan_is_not_hidden_without_masks():
     query, key, value = arrays(T, dtype=jnp.float32)
     context = linear_attention(query, key.at[0, 1, 0].set(jnp.nan), value)
@@ -271,13 +279,13 @@ def test_attended_nan_is_not_hidden_without_masks():
     assert jnp.isfinite(state.memory[0, 1]).all()
 
 
-@pytest.mark.parametrize("size", [0.1, 1e3])
+@quick
 @every_map
-def test_future_is_not_seen_bit_for_bit(name, size):
+def test_future_is_not_seen_bit_for_bit(name):
     query, key, value = arrays(8, dtype=jnp.float32)
     run = jax.jit(lambda *a: linear_attention(*a, is_causal=True, chunk_size=4, **MAPS[name]))
     context = run(query, key, value)
-    for i in (1, 3, 4, 6):
+    for i, size in itertools.product((1, 3, 4, 6), (0.1, 1e3)):
         later = run(query, key.at[:, i:].multiply(size), value.at[:, i:].add(100.0))
         np.testing.assert_array_equal(later[:, :i], context[:, :i])
         assert jnp.abs(later[:, i] - context[:, i]).max() > 0.1
@@ -286,6 +294,7 @@ def test_future_is_not_seen_bit_for_bit(name, size):
 # Numbers at the edge
 
 
+@quick
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("low", [-20.0, -100.0, -1e4])
 def test_elu1_far_below_zero_is_exact(low, is_causal, x64):
@@ -301,6 +310,7 @@ def test_elu1_far_below_zero_is_exact(low, is_causal, x64):
         assert all(jnp.isfinite(grad).all() for grad in grads)
 
 
+@quick
 def test_zero_normaliser_gives_zero_and_no_gradient():
     query, key, value = arrays(T, dtype=jnp.float32)
     query, key = query.at[:, 1].set(-1.0), key.at[1].set(-1.0)
@@ -315,6 +325,7 @@ def test_zero_normaliser_gives_zero_and_no_gradient():
         assert not any(grad.any() for grad in grads)
 
 
+@quick
 def test_small_normaliser_keeps_its_gradient():
     """Its square underflows in float32, which a quotient rule would meet."""
     query, key, value = arrays(T, dtype=jnp.float32)
@@ -325,21 +336,25 @@ def test_small_normaliser_keeps_its_gradient():
         assert jnp.abs(b).max() > 0.1
 
 
+@quick
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_half_precision_of_4096_keys(dtype, is_causal):
     """The normaliser passes 65504, and 256 ones in bfloat16 no longer add up."""
     query, key, value = (x * 10 + 20 for x in arrays(4096, N=1, K=1, batch=(), dtype=dtype))
-    context = jax.jit(lambda *a: linear_attention(*a, is_causal=is_causal))(query, key, value)
-    exact = linear_attention(*(x.astype(jnp.float32) for x in (query, key, value)), is_causal=is_causal)
+
+    def mean(*inputs):
+        context = linear_attention(*inputs, is_causal=is_causal, chunk_size=16)
+        return context.astype(jnp.float32).mean(), context
+
+    grads, context = jax.jit(jax.grad(mean, argnums=(0, 1, 2), has_aux=True))(query, key, value)
+    exact = linear_attention(*(x.astype(jnp.float32) for x in (query, key, value)), is_causal=is_causal, chunk_size=16)
     assert context.dtype == dtype
     close(context, exact, 0, float(jnp.finfo(dtype).eps))
-    grads = jax.grad(lambda *a: linear_attention(*a, is_causal=is_causal).astype(jnp.float32).mean(), (0, 1, 2))(
-        query, key, value
-    )
     assert all(jnp.isfinite(grad).all() and grad.dtype == dtype for grad in grads)
 
 
+@quick
 def test_half_precision_step_sums_in_float32():
     query, key, value = arrays(T, dtype=jnp.bfloat16)
     contexts, state = by_steps(query, key, value, init_linear_state(B, K, H, V))
@@ -347,6 +362,7 @@ def test_half_precision_step_sums_in_float32():
     assert {leaf.dtype for leaf in state} == {jnp.dtype(jnp.float32)}
 
 
+@quick
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_exp_of_large_scores_is_finite_and_exact(is_causal):
     """Exponents of hundreds, far apart: neither a later key nor another feature may push a sum to 0."""
@@ -366,16 +382,21 @@ def test_exp_of_large_scores_is_finite_and_exact(is_causal):
     assert all(jnp.isfinite(grad).all() for grad in grads)
 
 
+@quick
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_lengths_zero_and_one(is_causal):
-    for name, (t, s) in itertools.product(MAPS, [(0, 0), (1, 1)] if is_causal else [(0, 3), (3, 0), (0, 0), (1, 1)]):
-        query, key, value = arrays(t, s, dtype=jnp.float32)
-        run = lambda *a, m=name: linear_attention(*a, is_causal=is_causal, **MAPS[m])  # noqa: E731
-        context, grads = run(query, key, value), jax.grad(lambda *a, f=run: f(*a).sum(), argnums=(0, 1, 2))(query, key, value)
+    for name, (t, s) in itertools.product(["elu1", "relu"], [(0, 0), (1, 1)] if is_causal else [(0, 3), (3, 0), (1, 1)]):
+        inputs = arrays(t, s, dtype=jnp.float32)
+
+        def run(*inputs, name=name):
+            context = linear_attention(*inputs, is_causal=is_causal, **MAPS[name])
+            return context.sum(), context
+
+        grads, context = jax.jit(jax.grad(run, argnums=(0, 1, 2), has_aux=True))(*inputs)
         assert context.shape == (B, t, N, V)
-        assert [grad.shape for grad in grads] == [x.shape for x in (query, key, value)]
-        if t == s == 1 and name != "relu":
-            close(context, jnp.repeat(value, N // K, axis=2))
+        assert [grad.shape for grad in grads] == [x.shape for x in inputs]
+        if t == s == 1 and name == "elu1":
+            close(context, jnp.repeat(inputs[2], N // K, axis=2))
         if s == 0:
             assert not context.any()
     assert linear_attention(*arrays(3, H=0, dtype=jnp.float32), is_causal=is_causal).shape == (B, 3, N, V)
@@ -410,10 +431,11 @@ def test_random_features_of_other_sizes():
 
 def kernel(query, key, projection):
     """phi(q) . phi(k)."""
-    phi = [features(x, "exp", projection) for x in (query, key)]
+    phi = [features(jnp.asarray(x), "exp", projection) for x in (query, key)]
     return jnp.sum(phi[0].mantissa * phi[1].mantissa * jnp.exp(phi[0].exponent + phi[1].exponent), axis=-1)
 
 
+@quick
 def test_exp_kernel_is_unbiased_and_orthogonal_rows_lower_its_variance():
     query, key = 0.7 * np.random.default_rng(0).normal(size=(2, 4)).astype(np.float32)
     keys = jax.random.split(jax.random.key(1), 20_000)
@@ -425,19 +447,21 @@ def test_exp_kernel_is_unbiased_and_orthogonal_rows_lower_its_variance():
     assert orthogonal.std() < independent.std()
 
 
+@quick
 def test_many_features_approach_softmax_attention():
     query, key, value = arrays(6, 6, H=4, dtype=jnp.float32)
-    for is_causal in (False, True):
-        softmax = attn.dot_product_attention(query, key, value, is_causal=is_causal)
-        errors = []
-        for count in (64, 4096):
-            projection = random_features(jax.random.key(3), count, 4)
-            context = linear_attention(query, key, value, feature_map="exp", projection=projection, is_causal=is_causal)
-            errors.append(float(jnp.sqrt(jnp.mean((context - softmax) ** 2))))
-        assert errors[1] < 0.03
-        assert errors[1] < errors[0] / 3
+    query, key = 0.6 * query, 0.6 * key
+    softmax = attn.dot_product_attention(query, key, value)
+    errors = []
+    for count in (64, 4096):
+        projection = random_features(jax.random.key(3), count, 4)
+        context = linear_attention(query, key, value, feature_map="exp", projection=projection)
+        errors.append(float(jnp.sqrt(jnp.mean((context - softmax) ** 2))))
+    assert errors[1] < 0.03
+    assert errors[1] < errors[0] / 3
 
 
+@quick
 def test_orthogonal_rows_approximate_attention_no_worse_than_independent_ones():
     query, key, value = arrays(6, 6, H=4, dtype=jnp.float32)
     softmax = attn.dot_product_attention(query, key, value)
@@ -446,7 +470,7 @@ def test_orthogonal_rows_approximate_attention_no_worse_than_independent_ones():
         context = linear_attention(query, key, value, feature_map="exp", projection=projection)
         return jnp.mean((context - softmax) ** 2)
 
-    keys = jax.random.split(jax.random.key(2), 500)
+    keys = jax.random.split(jax.random.key(2), 300)
     orthogonal = jax.jit(jax.vmap(lambda k: error(random_features(k, 16, 4))))(keys).mean()
     independent = jax.jit(jax.vmap(lambda k: error(jax.random.normal(k, (16, 4)))))(keys).mean()
     assert orthogonal < independent
@@ -455,7 +479,8 @@ def test_orthogonal_rows_approximate_attention_no_worse_than_independent_ones():
 # Calling conventions
 
 
-@every_map
+@quick
+@pytest.mark.parametrize("name", ["elu1", "exp"])
 def test_grouped_heads_are_contiguous(name):
     query, key, value = arrays(T, dtype=jnp.float32)
     for is_causal in (False, True):
@@ -466,23 +491,26 @@ def test_grouped_heads_are_contiguous(name):
         close(context, repeated, 1e-5)
 
 
+@quick
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_vmap_of_any_argument_equals_loop(is_causal, quick_compilation):
+def test_vmap_of_any_argument_equals_loop(is_causal):
     single = [*arrays(T, batch=(), dtype=jnp.float32), jnp.asarray(PROJECTION, jnp.float32), jnp.array(3)]
     batched = [*arrays(T, seed=1, dtype=jnp.float32), jnp.stack([single[3], -single[3]]), jnp.array([2, 5])]
 
     def attend(query, key, value, projection, length):
         return linear_attention(
-            query, key, value, feature_map="exp", projection=projection, key_lengths=length, is_causal=is_causal, chunk_size=4
+            query, key, value, feature_map="exp", projection=projection, key_lengths=length, is_causal=is_causal, chunk_size=2
         )
 
-    for axes in [(0, 0, 0, 0, 0), *(tuple(0 if n == m else None for m in range(5)) for n in range(5))]:
+    each = [tuple(0 if n == m else None for m in range(5)) for n in range(5)]
+    for axes in [(0,) * 5, *(each[1:4:2] if is_causal else each)]:
         inputs = [b if axis == 0 else s for axis, b, s in zip(axes, batched, single, strict=True)]
         together = jax.vmap(attend, in_axes=axes)(*inputs)
         for i in range(2):
             close(together[i], attend(*(x[i] if axis == 0 else x for axis, x in zip(axes, inputs, strict=True))), 1e-5)
 
 
+@quick
 def test_batch_axes_equal_vmap_and_lengths_of_any_kind(quick_compilation):
     query, key, value = arrays(T, batch=(2, 1, 3), dtype=jnp.float32)
     lengths = np.array([[[5, 2, 0]], [[1, 4, 3]]], np.int16)
@@ -498,6 +526,7 @@ def test_batch_axes_equal_vmap_and_lengths_of_any_kind(quick_compilation):
     )
 
 
+@quick
 def test_a_function_may_close_over_what_changes(x64):
     """A map with parameters: never a stale compilation, and gradients reach them."""
     query, key, value = arrays(T)
@@ -525,13 +554,13 @@ def test_a_function_may_close_over_what_changes(x64):
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("name", ["elu1", "relu", "exp"])
+@pytest.mark.parametrize("name", ["relu", "exp"])
 def test_memory_is_linear_in_length(name, is_causal):
     """Bytes of temporaries of value and gradient: four times the length takes four times the memory, not sixteen."""
 
     def temporaries(length):
         inputs = [jax.ShapeDtypeStruct((length, 2, H), jnp.float32)] * 3
-        function = jax.grad(lambda *a: linear_attention(*a, is_causal=is_causal, chunk_size=32, **MAPS[name]).sum(), (0, 1, 2))
+        function = jax.grad(lambda *a: linear_attention(*a, is_causal=is_causal, chunk_size=8, **MAPS[name]).sum(), (0, 1, 2))
         return jax.jit(function).lower(*inputs).compile().memory_analysis().temp_size_in_bytes
 
     short, long = temporaries(1024), temporaries(4096)
@@ -539,18 +568,18 @@ def test_memory_is_linear_in_length(name, is_causal):
     assert long < 4096 * 4096
 
 
+@quick
 def test_wrong_arguments_are_named():
     query, key, value = arrays(T, dtype=jnp.float32)
     bad = [
         ({"feature_map": "elu"}, r"feature_map: expected 'elu1', 'relu', 'exp', or a function .*, got 'elu'"),
-        ({"feature_map": None}, r"feature_map: expected 'elu1', .*got None"),
         ({"feature_map": "exp"}, r"projection: expected shape \(F, H\) for feature_map 'exp'.*random_features.*got None"),
         ({"projection": PROJECTION}, "projection: expected None, .*'elu1'"),
         ({"feature_map": squared, "projection": PROJECTION}, "projection: expected None"),
         ({"feature_map": "exp", "projection": jnp.ones((6, 4))}, r"projection: expected shape \(F, H\) = \(6, 3\), got \(6, 4\)"),
         ({"feature_map": "exp", "projection": jnp.ones((1, 6, 3))}, r"projection: expected shape \(F, H\), got \(1, 6, 3\)"),
         ({"chunk_size": 0}, "chunk_size: expected an integer >= 1, got 0"),
-        ({"chunk_size": 2.5}, "chunk_size: expected an integer >= 0, got 2.5"),
+        ({"chunk_size": -1}, "chunk_size: expected an integer >= 0, got -1"),
         ({"key_lengths": [1, 2, 3]}, r"key_lengths: expected shape \(\*B\) = \(2,\).*got \(3,\)"),
         ({"feature_map": lambda x: x[..., 0]}, r"feature_map\(x\): expected shape .* got"),
     ]
@@ -565,6 +594,7 @@ def test_wrong_arguments_are_named():
         linear_attention(query.astype(jnp.int32), key, value)
 
 
+@quick
 def test_wrong_shapes_are_named():
     query, key, value = arrays(T, dtype=jnp.float32)
     for inputs, message in [
@@ -584,6 +614,7 @@ def test_wrong_shapes_are_named():
         linear_state(key, value[:, 1:])
 
 
+@quick
 def test_wrong_states_are_named(x64):
     tokens = [x[:, 0] for x in arrays(T, dtype=jnp.float32)]
     with pytest.raises(ValueError, match=r"state.memory: expected shape \(\*B, K, F, V\) = \(2, 2, 3, 2\), got \(2, 2, 4, 2\)"):
