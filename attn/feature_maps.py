@@ -80,8 +80,10 @@ def features(x: Float[Array, "*B H"], feature_map: FeatureMap, projection: Float
         return Features(jax.nn.relu(x), None)
     if feature_map == "exp":
         x = x * max(x.shape[-1], 1) ** -0.25
-        exponent = jnp.matmul(x, projection.astype(x.dtype).T) - jnp.sum(x * x, axis=-1, keepdims=True) / 2
-        return Features(jnp.ones_like(exponent), exponent - math.log(max(len(projection), 1)) / 2)
+        # What goes into an exponent must not be rounded to the short products that accelerators prefer.
+        projected = jnp.matmul(x, projection.astype(x.dtype).T, precision=jax.lax.Precision.HIGHEST)
+        exponent = projected - (jnp.sum(x * x, axis=-1, keepdims=True) + math.log(max(len(projection), 1))) / 2
+        return Features(jnp.ones_like(exponent), exponent)
     mapped = floating("feature_map(x)", feature_map(x), "*B F")
     expect("feature_map(x)", mapped, "*B F", (*x.shape[:-1], mapped.shape[-1]))
     return Features(mapped.astype(x.dtype), None)

@@ -76,7 +76,7 @@ def close(a, b, atol=1e-5, rtol=0.0):
 
 
 @quick
-@pytest.mark.parametrize("case", ["plain", "lengths", "causal", "causal, lengths"])
+@pytest.mark.parametrize("case", ["plain", "lengths", "causal, lengths"])
 @several_maps
 def test_value_and_gradients_equal_reference(name, case, x64):
     query, key, value = arrays(5, 5 if "causal" in case else 4, N=2, K=1)
@@ -553,8 +553,7 @@ def test_a_function_may_close_over_what_changes(x64):
         close(jax.jit(jax.grad(loss))(2.0), (loss(2 + 1e-5) - loss(2 - 1e-5)) / 2e-5, 1e-7)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("name", ["relu", "exp"])
+@pytest.mark.parametrize(("name", "is_causal"), [("exp", False), ("relu", True), ("exp", True)])
 def test_memory_is_linear_in_length(name, is_causal):
     """Bytes of temporaries of value and gradient: four times the length takes four times the memory, not sixteen."""
 
@@ -625,6 +624,8 @@ def test_wrong_states_are_named(x64):
         linear_attention_step(tokens[0], tokens[1][:1], tokens[2], init_linear_state(B, K, H, V))
     with pytest.raises(TypeError, match="state: expected float64 or wider, got float32"):
         linear_attention_step(*(x.astype(jnp.float64) for x in tokens), init_linear_state(B, K, H, V))
+    context, state = linear_attention_step(*tokens, init_linear_state(B, K, H, V, dtype=jnp.float64))
+    assert (context.dtype, state.memory.dtype, state.log_scale.dtype) == (jnp.float32, jnp.float64, jnp.float64)
     with pytest.raises(TypeError, match="dtype: expected float32 or float64, got float16"):
         init_linear_state(B, K, H, V, dtype=jnp.float16)
     with pytest.raises(ValueError, match="value_dim: expected an integer >= 0"):
