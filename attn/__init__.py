@@ -20,7 +20,7 @@ masks: who sees whom
     dilated_mask                    with gaps                                   Beltagy et al. 2020, 3.1
     segment_mask                    same document
     prefix_mask                     causal, but for a prefix that all see       Raffel et al. 2020, 3.2.1
-    strided_mask, fixed_mask        patterns of the Sparse Transformer          Child et al. 2019, 4.2
+    strided_mask, fixed_mask        patterns of the Sparse Transformer          Child et al. 2019, 4.3
 positions
     sinusoidal_positions            sines and cosines                           Vaswani et al. 2017, 3.5
     learned_positions               rows of a table, never clamped              Gehring et al. 2017, 3.1
@@ -60,7 +60,7 @@ kv_cache: keys and values of the tokens decoded so far
 sparse: the work of the pattern only
     sliding_window_attention        a window, and global tokens                 Beltagy et al. 2020, 3.1
     dilated_attention               a window with gaps                          Beltagy et al. 2020, 3.1
-    strided_attention, fixed_attention                                          Child et al. 2019, 4.2
+    strided_attention, fixed_attention                                          Child et al. 2019, 4.3
     block_sparse_attention          the blocks of a mask                        Gray et al. 2017
     top_k_attention                 the k largest scores of each query          Gupta et al. 2021
 linear: phi(q) (sum phi(k) v^T) / (phi(q) . sum phi(k))                         Katharopoulos et al. 2020, eq. 4-6

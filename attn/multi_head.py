@@ -258,6 +258,7 @@ def multi_head_attention(
             which has its own; a known cache length to which the new tokens no longer fit.
 
     >>> import jax, jax.numpy as jnp
+    >>> from attn import init_cache
     >>> params = init_multi_head(jax.random.key(0), 8, 4, num_kv_heads=2)
     >>> x = jax.random.normal(jax.random.key(1), (3, 8))
     >>> whole = multi_head_attention(params, x, is_causal=True)

@@ -205,8 +205,8 @@ class Trainer:
         tokens = sum(len(pair.target) for pair in encoded)
         unknown = sum(int(np.count_nonzero(np.asarray(side) == UNK)) for pair in encoded for side in (pair.source, pair.target))
         pieces = sum(len(pair.source) + len(pair.target) for pair in encoded)
-        kind = getattr(config.model, "attention", None)
-        name = f"{config.model.kind}, attention {kind}" if kind else config.model.kind
+        part = "attention" if config.model.kind == "rnn" else "positions"
+        name = f"{config.model.kind}, {part} {getattr(config.model, part)}"
         count = sum(leaf.size for leaf in jax.tree.leaves(params))
         budget = f"{config.training.max_steps} steps"
         if config.training.max_minutes > 0:

@@ -10,3 +10,10 @@ def quick_compilation():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_programs_are_dropped():
+    """What one file compiled is of no use to the next, and some gigabytes by the end of all."""
+    yield
+    jax.clear_caches()

@@ -4,8 +4,8 @@ windows: around each query
     sliding_window_attention    left keys before and right keys after, and global tokens    Beltagy et al. 2020, 3.1
     dilated_attention           a window with gaps                                          Beltagy et al. 2020, 3.1
 patterns: unions of a local and a far part, causal
-    strided_attention           the last `stride` keys and every `stride`-th one            Child et al. 2019, 4.2
-    fixed_attention             the own block and the ends of the earlier ones              Child et al. 2019, 4.2
+    strided_attention           the last `stride` keys and every `stride`-th one            Child et al. 2019, 4.3
+    fixed_attention             the own block and the ends of the earlier ones              Child et al. 2019, 4.3
 blocks
     block_sparse_attention      any Boolean matrix of blocks                                Gray et al. 2017, Zaheer et al. 2020
 top_k

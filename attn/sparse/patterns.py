@@ -1,4 +1,4 @@
-"""The two causal patterns of sparse transformers (Child et al. 2019, section 4.2), each a union of two disjoint parts.
+"""The two causal patterns of sparse transformers (Child et al. 2019, section 4.3), each a union of two disjoint parts.
 
 Names: the paper's l is `stride`, its c is `summary`; A^(1) and A^(2) of its section 4.2 are the two parts.  In the paper they
 belong to different heads or are merged (section 4.3, "a single head attend to the locations of the pixels that both
@@ -64,7 +64,7 @@ def strided_attention(
     >>> strided_attention(x, x, jnp.eye(5)[:, None], stride=2)[4, 0].round(4)   # 4 and 3, and 2 and 0 behind them
     Array([0.25, 0.  , 0.25, 0.25, 0.25], dtype=float32)
 
-    Reference: Child, Gray, Radford, Sutskever. Generating long sequences with sparse transformers. 2019, section 4.2.
+    Reference: Child, Gray, Radford, Sutskever. Generating long sequences with sparse transformers. 2019, section 4.3.
     """
     inputs = checked(
         query, key, value, query_offset=query_offset, key_lengths=key_lengths, scale=scale, softcap=softcap
@@ -116,7 +116,7 @@ def fixed_attention(
     >>> fixed_attention(x, x, jnp.eye(5)[:, None], stride=2)[4, 0].round(4)   # 4 in its block, 3 and 1 at the ends of others
     Array([0.    , 0.3333, 0.    , 0.3333, 0.3333], dtype=float32)
 
-    Reference: Child, Gray, Radford, Sutskever. Generating long sequences with sparse transformers. 2019, section 4.2.
+    Reference: Child, Gray, Radford, Sutskever. Generating long sequences with sparse transformers. 2019, section 4.3.
     """
     inputs = checked(
         query, key, value, query_offset=query_offset, key_lengths=key_lengths, scale=scale, softcap=softcap

@@ -87,14 +87,20 @@ def evaluate_run(
 
 
 def describe_model(model: RNNConfig | TransformerConfig) -> str:
-    """Kind of model in a few words.
+    """Kind of model in a few words; nothing is said of a Transformer's positions when they are the paper's.
 
-    >>> describe_model(RNNConfig(attention="none")), describe_model(TransformerConfig())
-    ('RNN, no attention', 'Transformer')
+    >>> describe_model(RNNConfig(attention="none")), describe_model(RNNConfig(attention="local_monotonic"))
+    ('RNN, no attention', 'RNN, local monotonic attention')
+    >>> describe_model(TransformerConfig()), describe_model(TransformerConfig(positions="rope"))
+    ('Transformer', 'Transformer, rope positions')
     """
-    if isinstance(model, TransformerConfig):
-        return "Transformer"
-    return "RNN, no attention" if model.attention == "none" else f"RNN, {model.attention} attention"
+    if isinstance(model, RNNConfig):
+        return f"RNN, {_kind(model.attention)} attention"
+    return "Transformer" if model.positions == "sinusoidal" else f"Transformer, {_kind(model.positions)} positions"
+
+
+def _kind(name: str) -> str:
+    return "no" if name == "none" else name.replace("_", " ")
 
 
 def longest_trained_length(pairs: Sequence[Pair], tokenizers: Tokenizers, config: Config) -> int:

@@ -116,13 +116,18 @@ def jit_equals_eager(mechanism):
 def vmap_over_any_subset_equals_loop(mechanism):
     attend, masks = mechanism.attend, MASKS[mechanism.takes]
     single, batched = [*arrays(), masks[0]], [*arrays(2, seed=1), jnp.stack(masks)]
-    for axes in itertools.product((None, 0), repeat=4):
-        if axes == (None,) * 4:
-            continue
-        given = [b if axis == 0 else s for axis, b, s in zip(axes, batched, single, strict=True)]
-        together = jax.jit(jax.vmap(attend, in_axes=axes))(*given)
-        for i in range(2):
-            close(together[i], jitted(attend)(*(x[i] if axis == 0 else x for axis, x in zip(axes, given, strict=True))))
+    subsets = [axes for axes in itertools.product((None, 0), repeat=4) if axes != (None,) * 4]
+
+    def chosen(axes, mapped, unmapped):
+        return [b if axis == 0 else s for axis, b, s in zip(axes, mapped, unmapped, strict=True)]
+
+    @jax.jit
+    def together(single, batched):
+        return [jax.vmap(attend, in_axes=axes)(*chosen(axes, batched, single)) for axes in subsets]
+
+    for axes, contexts in zip(subsets, together(single, batched), strict=True):
+        for i, context in enumerate(contexts):
+            close(context, jitted(attend)(*chosen(axes, [x[i] for x in batched], single)))
 
 
 @law
@@ -151,16 +156,21 @@ def derivatives_of_both_modes_and_orders(mechanism):
     def gradient(flat):
         return jax.grad(lambda flat: (context(flat) ** 2 * weight).sum())(flat)
 
-    def along(function):
+    def along(function, flat):
         step = 1e-5 * direction
-        return (jax.jit(function)(flat + step) - jax.jit(function)(flat - step)) / 2e-5
+        return (function(flat + step) - function(flat - step)) / 2e-5
 
-    slope = jax.jit(lambda flat: jax.jvp(context, (flat,), (direction,))[1])(flat)
-    close(slope, along(context), 1e-7)
-    curvature = along(gradient)
-    close(jax.jit(lambda flat: jax.jvp(gradient, (flat,), (direction,))[1])(flat), curvature, 1e-7)
-    close(jax.jit(jax.grad(lambda flat: gradient(flat) @ direction))(flat), curvature, 1e-7)
-    assert jnp.abs(curvature).max() > 1e-3
+    @jax.jit
+    def slopes(flat):
+        """Of the context and of the gradient, by differentiation and by differences."""
+        forward = jax.jvp(context, (flat,), (direction,))[1], along(context, flat)
+        forward_over_reverse = jax.jvp(gradient, (flat,), (direction,))[1]
+        reverse_over_reverse = jax.grad(lambda flat: gradient(flat) @ direction)(flat)
+        return forward, (forward_over_reverse, along(gradient, flat)), (reverse_over_reverse, along(gradient, flat))
+
+    for slope, difference in slopes(flat):
+        close(slope, difference, 1e-7)
+        assert jnp.abs(difference).max() > 1e-3
 
 
 @law
@@ -295,7 +305,7 @@ def checkpoint_and_scan(mechanism):
     def unrolled(query):
         return body(body(query, None)[0], None)[0].sum()
 
-    close(jax.jit(jax.grad(scanned))(query), jax.jit(jax.grad(unrolled))(query))
+    close(*jax.jit(lambda query: (jax.grad(scanned)(query), jax.grad(unrolled)(query)))(query))
 
 
 @law

@@ -55,6 +55,7 @@ def test_jit_equals_eager(name):
 
 
 @pytest.mark.parametrize("name", WITH_ARRAYS)
+@pytest.mark.usefixtures("quick_compilation")
 def test_vmap_over_any_subset_equals_loop(name):
     part = PARTS[name]
     single = cast(part.arrays, jnp.float32)
@@ -62,14 +63,18 @@ def test_vmap_over_any_subset_equals_loop(name):
         lambda leaf: jax.random.fold_in(leaf, 1) if is_key(leaf) else leaf[::-1] if leaf.ndim else leaf + 1, single
     )
     batched = jax.tree.map(lambda *leaves: jnp.stack(leaves), single, other)
-    for axes in itertools.product((None, 0), repeat=len(single)):
-        if not any(axis == 0 for axis in axes):
-            continue
-        given = [b if axis == 0 else s for axis, b, s in zip(axes, batched, single, strict=True)]
-        together = jax.jit(jax.vmap(part.__call__, in_axes=axes))(*given)
+    subsets = [axes for axes in itertools.product((None, 0), repeat=len(single)) if 0 in axes]
+
+    def chosen(axes, mapped, unmapped):
+        return [b if axis == 0 else s for axis, b, s in zip(axes, mapped, unmapped, strict=True)]
+
+    @jax.jit
+    def together(single, batched):
+        return [jax.vmap(part.__call__, in_axes=axes)(*chosen(axes, batched, single)) for axes in subsets]
+
+    for axes, result in zip(subsets, together(single, batched), strict=True):
         for i in range(2):
-            alone = [entry(x, i) if axis == 0 else x for axis, x in zip(axes, given, strict=True)]
-            same(entry(together, i), part(*alone), 1e-5)
+            same(entry(result, i), part(*chosen(axes, [entry(x, i) for x in batched], single)), 1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name in DIFFERENTIABLE if PARTS[name].differentiable])
