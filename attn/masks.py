@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Int
 
+from attn.distance import relative_positions
 from attn.shapes import broadcastable, integers, size
 
 
@@ -41,7 +42,7 @@ def causal_mask(T: int, S: int | None = None, *, query_offset: ArrayLike = 0) ->
 
     Reference: Vaswani et al. Attention is all you need. 2017, section 3.2.3.
     """
-    distance = _distance(T, S, query_offset)
+    distance = relative_positions(T, S, query_offset)
     return distance <= 0
 
 
@@ -142,7 +143,7 @@ def sliding_window_mask(
 
     Reference: Beltagy, Peters, Cohan. Longformer: the long-document transformer. 2020, section 3.1.
     """
-    return _between(_distance(T, S, query_offset), left, right)
+    return _between(relative_positions(T, S, query_offset), left, right)
 
 
 def dilated_mask(
@@ -178,7 +179,7 @@ def dilated_mask(
     Reference: Beltagy, Peters, Cohan. Longformer: the long-document transformer. 2020, section 3.1, "dilated sliding window".
     """
     dilation = _positive("dilation", dilation)
-    distance = _distance(T, S, query_offset)
+    distance = relative_positions(T, S, query_offset)
     return (distance % dilation == 0) & _between(distance // dilation, left, right)
 
 
@@ -216,7 +217,7 @@ def strided_mask(T: int, S: int | None = None, *, stride: int, query_offset: Arr
     Reference: Child, Gray, Radford, Sutskever. Generating long sequences with sparse transformers. 2019, section 4.3, strided.
     """
     stride = _positive("stride", stride)
-    distance = _distance(T, S, query_offset)
+    distance = relative_positions(T, S, query_offset)
     return (distance <= 0) & ((distance > -stride) | (distance % stride == 0))
 
 
@@ -259,7 +260,7 @@ def fixed_mask(
     stride, summary = _positive("stride", stride), _positive("summary", summary)
     if summary > stride:
         raise ValueError(f"summary: expected an integer from 1 to stride = {stride}, got {summary}")
-    distance = _distance(T, S, query_offset)
+    distance = relative_positions(T, S, query_offset)
     key = jnp.arange(distance.shape[-1], dtype=jnp.int32)
     return (distance <= 0) & ((key // stride == (key - distance) // stride) | (key % stride >= stride - summary))
 
@@ -292,13 +293,6 @@ def segment_mask(
     query_ids = integers("query_segment_ids", query_segment_ids)
     key_ids = query_ids if key_segment_ids is None else integers("key_segment_ids", key_segment_ids)
     return query_ids[..., :, None] == key_ids[..., None, :]
-
-
-def _distance(T: int, S: int | None, query_offset: ArrayLike) -> Int[Array, "*B T S"]:
-    """Key position minus query position."""
-    T, S = size("T", T), size("S", T if S is None else S)
-    offset = integers("query_offset", query_offset).astype(jnp.int32)
-    return jnp.arange(S, dtype=jnp.int32) - (offset[..., None] + jnp.arange(T, dtype=jnp.int32))[..., :, None]
 
 
 def _between(distance: Int[Array, "*B T S"], left: int | None, right: int | None) -> Bool[Array, "*B T S"]:

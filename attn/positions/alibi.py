@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attn.positions.relative import Offset, relative_positions
+from attn.distance import Offset, relative_positions
 from attn.shapes import size
 
 

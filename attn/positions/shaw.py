@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from attn.positions.relative import Offset, relative_positions
+from attn.distance import Offset, relative_positions
 from attn.projection import project
 from attn.shapes import compute_dtype, expect, floating, per_batch, size
 

@@ -1,4 +1,4 @@
-"""The distance from a query to a key, which every relative position rests on."""
+"""The distance from a query to a key, on which masks over positions and relative positions rest."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from attn.shapes import integers, size
 Offset = Annotated[ArrayLike, "*B"] | Sequence[int]
 
 
-def relative_positions(T: int, S: int, query_offset: Offset) -> Int[Array, "*B T S"]:
-    """Key position minus query position: j - i - query_offset."""
+def relative_positions(T: int, S: int | None, query_offset: Offset) -> Int[Array, "*B T S"]:
+    """Key position minus query position, j - i - query_offset; S is T if not given."""
     query = jnp.arange(size("T", T), dtype=jnp.int32)
-    key = jnp.arange(size("S", S), dtype=jnp.int32)
+    key = jnp.arange(size("S", T if S is None else S), dtype=jnp.int32)
     offset = integers("query_offset", query_offset).astype(jnp.int32)
     return key - (query + offset[..., None])[..., :, None]
