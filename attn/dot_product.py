@@ -85,7 +85,7 @@ def dot_product_attention(
     Raises:
         TypeError: a mask that is not Boolean, an array of the wrong kind of dtype.
         ValueError: shapes that do not fit together, softcap <= 0, a dropout rate outside [0, 1) or without key, segment ids
-            of one side only, a negative window, an unknown implementation.
+            of one side only, lengths beyond T or S, a negative window, an unknown implementation.
 
     >>> import jax.numpy as jnp
     >>> x = jnp.array([[[1.0, 0.0]], [[0.0, 1.0]]])   # T = 2, one head, H = 2

@@ -34,7 +34,7 @@ from attn.linear_recurrence import (
     relative_to_peak,
 )
 from attn.masks import padding_mask
-from attn.shapes import compute_dtype, expect, floating, per_batch, size
+from attn.shapes import compute_dtype, expect, floating, lengths_within, size
 
 __all__ = [
     "LinearState",
@@ -304,7 +304,7 @@ def _ungrouped(context: Float[Array, "*B K T G V"]) -> Float[Array, "*B T N V"]:
 def _valid(key_lengths: Lengths | None, key: Array) -> Bool[Array, "*#B S"] | None:
     if key_lengths is None:
         return None
-    return padding_mask(per_batch("key_lengths", key_lengths, key.shape[:-3]), key.shape[-3])
+    return padding_mask(lengths_within("key_lengths", key_lengths, key.shape[:-3], "S", key.shape[-3]), key.shape[-3])
 
 
 def _checked_keys(key, value, batch, width) -> tuple[Array, Array]:

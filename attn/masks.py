@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Int
 
 from attn.distance import relative_positions
-from attn.shapes import broadcastable, integers, size
+from attn.shapes import broadcastable, integers, positive, size
 
 
 def causal_mask(T: int, S: int | None = None, *, query_offset: ArrayLike = 0) -> Bool[Array, "*B T S"]:
@@ -178,7 +178,7 @@ def dilated_mask(
 
     Reference: Beltagy, Peters, Cohan. Longformer: the long-document transformer. 2020, section 3.1, "dilated sliding window".
     """
-    dilation = _positive("dilation", dilation)
+    dilation = positive("dilation", dilation)
     distance = relative_positions(T, S, query_offset)
     return (distance % dilation == 0) & _between(distance // dilation, left, right)
 
@@ -216,7 +216,7 @@ def strided_mask(T: int, S: int | None = None, *, stride: int, query_offset: Arr
 
     Reference: Child, Gray, Radford, Sutskever. Generating long sequences with sparse transformers. 2019, section 4.3, strided.
     """
-    stride = _positive("stride", stride)
+    stride = positive("stride", stride)
     distance = relative_positions(T, S, query_offset)
     return (distance <= 0) & ((distance > -stride) | (distance % stride == 0))
 
@@ -257,7 +257,7 @@ def fixed_mask(
 
     Reference: Child, Gray, Radford, Sutskever. Generating long sequences with sparse transformers. 2019, section 4.3, fixed.
     """
-    stride, summary = _positive("stride", stride), _positive("summary", summary)
+    stride, summary = positive("stride", stride), positive("summary", summary)
     if summary > stride:
         raise ValueError(f"summary: expected an integer from 1 to stride = {stride}, got {summary}")
     distance = relative_positions(T, S, query_offset)
@@ -303,13 +303,3 @@ def _between(distance: Int[Array, "*B T S"], left: int | None, right: int | None
     if right is not None:
         mask &= distance <= size("right", right)
     return mask
-
-
-def _positive(name: str, value: int) -> int:
-    try:
-        count = size(name, value)
-    except ValueError:
-        count = 0
-    if count == 0:
-        raise ValueError(f"{name}: expected an integer >= 1, got {value!r}")
-    return count

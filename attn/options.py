@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool
 
 from attn.masks import causal_mask, padding_mask, segment_mask, sliding_window_mask
-from attn.shapes import boolean_mask, broadcastable, expect, floating, integers, is_traced, per_batch
+from attn.shapes import boolean_mask, broadcastable, expect, floating, integers, is_traced, lengths_within, per_batch
 
 Lengths = Annotated[ArrayLike, "*B"] | Sequence[int]
 Window = int | Sequence[int | None]
@@ -45,10 +45,10 @@ def every_mask(
         left, right = _sides(window)
         masks.append(_with_heads(sliding_window_mask(T, S, left=left, right=right, query_offset=offset), batch))
     if query_lengths is not None:
-        lengths = per_batch("query_lengths", query_lengths, batch)
+        lengths = lengths_within("query_lengths", query_lengths, batch, "T", T)
         masks.append(_with_heads(padding_mask(lengths, T)[..., :, None], batch))
     if key_lengths is not None:
-        lengths = per_batch("key_lengths", key_lengths, batch)
+        lengths = lengths_within("key_lengths", key_lengths, batch, "S", S)
         masks.append(_with_heads(padding_mask(lengths, S)[..., None, :], batch))
     if query_segment_ids is not None or key_segment_ids is not None:
         masks.append(_segments(query_segment_ids, key_segment_ids, batch, T, S)[..., None, :, :])

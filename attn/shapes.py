@@ -53,15 +53,20 @@ def integers(name: str, value: ArrayLike | Sequence[int]) -> Array:
     return array
 
 
-def size(name: str, value: Any) -> int:
-    """`value` as a Python integer, once it is a count."""
+def size(name: str, value: Any, *, least: int = 0) -> int:
+    """`value` as a Python integer, once it is a count of at least `least`."""
     try:
         count = value.__index__()
     except (AttributeError, TypeError):
         count = -1
-    if isinstance(value, bool) or count < 0:
-        raise ValueError(f"{name}: expected an integer >= 0, got {value!r}")
+    if isinstance(value, bool) or count < least:
+        raise ValueError(f"{name}: expected an integer >= {least}, got {value!r}")
     return count
+
+
+def positive(name: str, value: Any) -> int:
+    """`value` as a Python integer, once it is at least 1."""
+    return size(name, value, least=1)
 
 
 def expect(name: str, array: Array, axes: str, shape: Sequence[int]) -> None:
@@ -90,3 +95,14 @@ def per_batch(name: str, value: ArrayLike | Sequence[int], batch: Sequence[int])
     """Integers, one for all or one for each batch entry ([*B]); a scalar stays a scalar."""
     array = integers(name, value)
     return array if array.ndim == 0 else broadcastable(name, array, "*B", batch)
+
+
+def lengths_within(name: str, value: ArrayLike | Sequence[int], batch: Sequence[int], symbol: str, limit: int) -> Array:
+    """Lengths, one for all or one for each batch entry, once none that is known is negative or beyond the padded length."""
+    # Evaluated at once also inside jit, so that lengths that are constants there are checked.
+    with jax.ensure_compile_time_eval():
+        lengths = per_batch(name, value, batch)
+    outside = [length for length in known(lengths) or () if not 0 <= length <= limit]
+    if outside:
+        raise ValueError(f"{name}: expected integers from 0 to {symbol} = {limit}, got {outside[0]}")
+    return lengths

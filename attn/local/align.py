@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool
@@ -14,7 +13,7 @@ from attn.masks import padding_mask
 from attn.multiplicative.concat import ConcatParams, concat_attention, concat_weights
 from attn.multiplicative.dot import dot_attention, dot_weights
 from attn.multiplicative.general import GeneralParams, general_attention, general_weights
-from attn.shapes import boolean_mask, expect, floating, known, per_batch
+from attn.shapes import boolean_mask, expect, floating, lengths_within
 
 ScoreParams = GeneralParams | ConcatParams | None
 Integers = Annotated[ArrayLike, "*B"] | Sequence[int]
@@ -45,14 +44,7 @@ def checked_lengths(key_lengths: Integers | None, keys: Array) -> Array | None:
     """Lengths as an array; unless traced, none is negative or beyond the keys: S of eq. 9 would be wrong."""
     if key_lengths is None:
         return None
-    S = keys.shape[-2]
-    # Evaluated at once also inside jit, so that lengths that are constants there are checked.
-    with jax.ensure_compile_time_eval():
-        lengths = per_batch("key_lengths", key_lengths, keys.shape[:-2])
-    outside = [length for length in known(lengths) or () if not 0 <= length <= S]
-    if outside:
-        raise ValueError(f"key_lengths: expected integers from 0 to S = {S}, got {outside[0]}")
-    return lengths
+    return lengths_within("key_lengths", key_lengths, keys.shape[:-2], "S", keys.shape[-2])
 
 
 def checked(query: ArrayLike, keys: ArrayLike, *values: ArrayLike) -> list[Array]:

@@ -16,8 +16,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from attn.options import Lengths
-from attn.shapes import is_traced
-from attn.sparse.parts import Inputs, attend, checked, positive, split, unsplit
+from attn.shapes import is_traced, positive
+from attn.sparse.parts import Inputs, attend, checked, split, unsplit
 
 
 class _Group(NamedTuple):

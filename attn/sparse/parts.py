@@ -8,7 +8,7 @@ entries, under a mask made from absolute positions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from attn.dot_product import dot_product_attention_and_lse
 from attn.isolation import attends_nonfinite, finite_or_zero, has_nonfinite, poison
 from attn.merge import merge_attention
 from attn.options import Lengths, checked_arrays, checked_scale, checked_softcap
-from attn.shapes import compute_dtype, per_batch, size
+from attn.shapes import compute_dtype, lengths_within, per_batch
 
 BLOCK_SIZE = 128
 """Queries in a block: enough for efficient products, few enough that a block reaches few keys outside their windows."""
@@ -82,18 +82,10 @@ def checked(
     query, key, value = checked_arrays(query, key, value)
     batch, S = query.shape[:-3], key.shape[-3]
     offset = per_batch("query_offset", query_offset, batch)
-    lengths = jnp.minimum(S if key_lengths is None else per_batch("key_lengths", key_lengths, batch), S)
+    lengths = jnp.minimum(S if key_lengths is None else lengths_within("key_lengths", key_lengths, batch, "S", S), S)
     offset, lengths = (jnp.broadcast_to(x, x.shape or (1,) * len(batch)).astype(jnp.int32) for x in (offset, lengths))
     value = value.astype(compute_dtype(query, key, value))
     return Inputs(query, key, value, offset, lengths, checked_scale(scale, query), checked_softcap(softcap))
-
-
-def positive(name: str, value: Any) -> int:
-    """`value` as a Python integer, once it is at least 1."""
-    count = size(name, value)
-    if count < 1:
-        raise ValueError(f"{name}: expected an integer >= 1, got {value!r}")
-    return count
 
 
 def isolated(inputs: Inputs) -> Inputs:

@@ -16,7 +16,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from attn.options import Lengths
-from attn.sparse.parts import Inputs, checked, column_part, isolated, join, joined_context, positive, window_part
+from attn.shapes import positive
+from attn.sparse.parts import Inputs, checked, column_part, isolated, join, joined_context, window_part
 from attn.sparse.residues import by_residue, from_residue
 
 

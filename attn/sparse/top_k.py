@@ -18,8 +18,8 @@ from jaxtyping import Array, Bool, Float, Int
 from attn.dense import dense_scores
 from attn.isolation import finite_or_zero, has_nonfinite
 from attn.options import Lengths
-from attn.shapes import boolean_mask
-from attn.sparse.parts import BLOCK_SIZE, Inputs, attend, checked, positive, split, unsplit
+from attn.shapes import boolean_mask, positive
+from attn.sparse.parts import BLOCK_SIZE, Inputs, attend, checked, split, unsplit
 
 
 def top_k_attention(

@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from attn.options import Lengths
-from attn.shapes import size
+from attn.shapes import positive, size
 from attn.sparse.parts import (
     BLOCK_SIZE,
     Inputs,
@@ -26,7 +26,6 @@ from attn.sparse.parts import (
     join,
     joined_context,
     over_batch,
-    positive,
     slices,
     window_part,
 )

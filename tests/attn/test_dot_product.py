@@ -268,6 +268,8 @@ QUERY, KEY, VALUE = arrays(N=4, K=2)
         (r"mask: expected shape \(\*B, N, T, S\) = \(2, 4, 4, 5\), .*got \(2, 4, 5\)", {"mask": np.ones((B, T, S), bool)}),
         (r"bias: expected shape \(\*B, N, T, S\) = \(2, 4, 4, 5\), .*got \(4, 5\)", {"bias": np.ones((T, S))}),
         (r"query_lengths: expected shape \(\*B\) = \(2,\), .*got \(3,\)", {"query_lengths": [1, 2, 3]}),
+        (r"query_lengths: expected integers from 0 to T = 4, got 5", {"query_lengths": [1, 5]}),
+        (r"key_lengths: expected integers from 0 to S = 5, got -1", {"key_lengths": np.int64(-1)}),
         (r"key_segment_ids: expected segment ids for queries and keys", {"query_segment_ids": np.ones((B, T), int)}),
         (r"window: expected \(left, right\), .*got \(-1, 0\)", {"window": (-1, 0)}),
         (r"window: expected \(left, right\), .*got \(1, 2, 3\)", {"window": (1, 2, 3)}),
