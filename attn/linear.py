@@ -34,7 +34,7 @@ from attn.linear_recurrence import (
     relative_to_peak,
 )
 from attn.masks import padding_mask
-from attn.shapes import compute_dtype, expect, floating, lengths_within, size
+from attn.shapes import compute_dtype, expect, floating, lengths_within, positive
 
 __all__ = [
     "LinearState",
@@ -98,11 +98,9 @@ def linear_attention(
     query = floating("query", query, "*B T N H")
     key, value = _checked_keys(key, value, query.shape[:-3], query.shape[-1])
     _check_groups(query, key, "(*B, T, N, H)")
-    T, chunk_size = query.shape[-3], size("chunk_size", chunk_size)
+    T, chunk_size = query.shape[-3], positive("chunk_size", chunk_size)
     if is_causal and key.shape[-3] != T:
         raise ValueError(f"key: expected shape (*B, S, K, H) with S = T = {T} for is_causal, got {key.shape}")
-    if chunk_size == 0:
-        raise ValueError("chunk_size: expected an integer >= 1, got 0")
     projection = checked_projection(feature_map, projection, key.shape[-1])
     valid = _valid(key_lengths, key)
     if not is_causal:

@@ -2,7 +2,7 @@
 # From a fresh machine to BLEU against sentence length, for three kinds of model: an RNN without attention, an RNN with
 # Bahdanau attention, a Transformer.  Needs Python >= 3.11 with pip, and pip's network for packages and corpus.
 #     bash scripts/demo.sh            about 22 minutes on two cores, setting up included
-#     bash scripts/demo.sh --quick    the same path in eight or nine minutes, with shorter training
+#     bash scripts/demo.sh --quick    the same path in six minutes, with shorter training
 # Run again, it goes on where it stopped and repeats nothing that is done.
 set -euo pipefail
 cd "$(dirname "$0")/.."

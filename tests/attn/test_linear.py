@@ -578,7 +578,7 @@ def test_wrong_arguments_are_named():
         ({"feature_map": "exp", "projection": jnp.ones((6, 4))}, r"projection: expected shape \(F, H\) = \(6, 3\), got \(6, 4\)"),
         ({"feature_map": "exp", "projection": jnp.ones((1, 6, 3))}, r"projection: expected shape \(F, H\), got \(1, 6, 3\)"),
         ({"chunk_size": 0}, "chunk_size: expected an integer >= 1, got 0"),
-        ({"chunk_size": -1}, "chunk_size: expected an integer >= 0, got -1"),
+        ({"chunk_size": -1}, "chunk_size: expected an integer >= 1, got -1"),
         ({"key_lengths": [1, 2, 3]}, r"key_lengths: expected shape \(\*B\) = \(2,\).*got \(3,\)"),
         ({"feature_map": lambda x: x[..., 0]}, r"feature_map\(x\): expected shape .* got"),
     ]
