@@ -67,7 +67,7 @@ def test_length_zero_attends_to_the_padding():
 
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf])
 def test_masked_nan_leaks(bad):
-    """pytorch#101967: bit-equal to a run on the sliced arrays"""
+    """pytorch#101967: equal to a run on the sliced arrays"""
     mask = jnp.arange(S)[None, None, None] != 5
     dirty = (QUERY, KEY.at[:, 5].set(bad), VALUE.at[:, 5].set(bad))
 
