@@ -92,7 +92,7 @@ def _model_requirements(model: RNNConfig | TransformerConfig, tokenizer: Tokeniz
 
 
 def _rnn_requirements(model: RNNConfig) -> Iterator[tuple[str, str, bool]]:
-    yield "model.hard_temperature", "a finite number > 0", 0 < model.hard_temperature < float("inf")
+    yield "model.hard_temperature", "a finite number > 0", 0 < model.hard_temperature < math.inf
     if model.tied_embeddings:
         yield "model.maxout_dim", f"embed_dim = {model.embed_dim} when tied_embeddings", model.maxout_dim == model.embed_dim
     scores = model.local_score if model.attention.startswith("local") else model.attention
