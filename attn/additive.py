@@ -7,10 +7,15 @@
 Names: the paper's W_a is `query_kernel` (applied to the decoder state s, our query), U_a is `key_kernel` (applied to the
 encoder states h, our keys), v_a is `score_vector`.  U h_j does not depend on i: `project_keys` computes it once for all steps.
 The form softmax(tanh(W_Q Q + W_K K)) V found in surveys is of the same family, with v folded into a scalar projection.
+
+Two implementations of one meaning: "dense" holds the whole tensor W s_i + U h_j [*B T S A], "blockwise" one block of it at a
+time, in every derivative too; `additive_blocks.select_additive_implementation` says which one "auto" takes.
 """
 
 from __future__ import annotations
 
+from functools import partial
+from math import prod
 from typing import Annotated, NamedTuple
 
 import jax
@@ -18,10 +23,13 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float
 
+from attn.additive_blocks import blockwise_scores, select_additive_implementation
 from attn.isolation import attends_nonfinite, finite_or_zero, has_nonfinite, poison
 from attn.normalize import exponentials, nonzero
 from attn.projection import project
 from attn.shapes import boolean_mask, compute_dtype, expect, floating, size
+
+IMPLEMENTATIONS = ("auto", "dense", "blockwise")
 
 
 class AdditiveParams(NamedTuple):
@@ -98,6 +106,7 @@ def additive_scores(
     params: AdditiveParams,
     *,
     projected_keys: Annotated[ArrayLike, "*B S A"] | None = None,
+    implementation: str = "auto",
 ) -> Float[Array, "*B T S"]:
     """e_ij = v . tanh(W q_i + U k_j).
 
@@ -106,13 +115,14 @@ def additive_scores(
         keys: [*B S Dk]; may be None when `projected_keys` is given.
         params: W, U and v.
         projected_keys: what `project_keys(keys, params)` returned.
+        implementation: "dense", "blockwise" or "auto" (see `select_additive_implementation`).
 
     Returns:
         Scores [*B T S], in float32 or wider.
 
     Raises:
         TypeError: an array that is not floating.
-        ValueError: shapes that do not fit together.
+        ValueError: shapes that do not fit together, or an unknown implementation.
 
     >>> import jax.numpy as jnp
     >>> params = AdditiveParams(jnp.ones((1, 2)), jnp.ones((1, 2)), jnp.array([1.0, 2.0]))
@@ -121,8 +131,9 @@ def additive_scores(
 
     Reference: Bahdanau et al. 2015, Appendix A.1.2.
     """
+    _check_implementation(implementation)
     query, projected = _checked(query, keys, params, projected_keys)
-    return _scores(query, projected, params, None)
+    return _scores(query, projected, params, None, implementation)
 
 
 def additive_weights(
@@ -132,6 +143,7 @@ def additive_weights(
     *,
     mask: Annotated[ArrayLike, "*B T S"] | None = None,
     projected_keys: Annotated[ArrayLike, "*B S A"] | None = None,
+    implementation: str = "auto",
 ) -> Float[Array, "*B T S"]:
     """alpha_ij = softmax_j(v . tanh(W q_i + U k_j)) over the keys that the mask allows.
 
@@ -141,13 +153,14 @@ def additive_weights(
         params: W, U and v.
         mask: Boolean, True = attend, [*B T S] with each axis full or 1.
         projected_keys: what `project_keys(keys, params)` returned.
+        implementation: "dense", "blockwise" or "auto" (see `select_additive_implementation`).
 
     Returns:
         Weights [*B T S], in float32 or wider; each row sums to 1, or to 0 where the mask allows nothing.
 
     Raises:
         TypeError: an array that is not floating, or a mask that is not Boolean.
-        ValueError: shapes that do not fit together.
+        ValueError: shapes that do not fit together, or an unknown implementation.
 
     >>> import jax.numpy as jnp
     >>> params = AdditiveParams(jnp.ones((1, 2)), jnp.ones((1, 2)), jnp.array([1.0, 2.0]))
@@ -156,9 +169,10 @@ def additive_weights(
 
     Reference: Bahdanau et al. 2015, eq. 6.
     """
+    _check_implementation(implementation)
     query, projected = _checked(query, keys, params, projected_keys)
     mask = _checked_mask(mask, query, projected)
-    exps, total, _ = exponentials(_scores(query, projected, params, mask), mask)
+    exps, total, _ = exponentials(_scores(query, projected, params, mask, implementation), mask)
     weights = exps / nonzero(total)
     if mask is None:
         return weights
@@ -186,7 +200,7 @@ def additive_attention(
         params: W, U and v.
         mask: Boolean, True = attend, [*B T S] with each axis full or 1.
         projected_keys: what `project_keys(keys, params)` returned.
-        implementation: "dense", which holds the [*B T S A] tensor, or "auto", which chooses it.
+        implementation: "dense", "blockwise" or "auto" (see `select_additive_implementation`).
 
     Returns:
         Context [*B T V], in the dtype of `values`; 0 where the mask allows nothing.  A masked key or value has no
@@ -204,29 +218,35 @@ def additive_attention(
 
     Reference: Bahdanau et al. 2015, eq. 5-6 and Appendix A.1.2.
     """
-    if implementation not in ("auto", "dense"):
-        raise ValueError(f"implementation: expected 'auto' or 'dense', got {implementation!r}")
+    _check_implementation(implementation)
     query, projected = _checked(query, keys, params, projected_keys)
     values = floating("values", values, "*B S V")
     expect("values", values, "*B S V", (*projected.shape[:-1], values.shape[-1]))
     mask = _checked_mask(mask, query, projected)
-    exps, total, _ = exponentials(_scores(query, projected, params, mask), mask)
+    exps, total, _ = exponentials(_scores(query, projected, params, mask, implementation), mask)
     return _average(exps, total, values, projected, mask).astype(values.dtype)
 
 
-@jax.jit
+@partial(jax.jit, static_argnames="implementation")
 def _scores(
     query: Float[Array, "*B T Dq"],
     projected: Float[Array, "*B S A"],
     params: AdditiveParams,
     mask: Bool[Array, "*#B #T #S"] | None,
+    implementation: str,
 ) -> Float[Array, "*B T S"]:
     if mask is not None:
         query = jnp.where(jnp.any(mask, axis=-1)[..., None], query, 0)
         projected = finite_or_zero(projected)
-    hidden = project(query, params.query_kernel)[..., :, None, :] + projected[..., None, :, :]
+    if implementation == "auto":
+        implementation = select_additive_implementation(prod(query.shape[:-2]), query.shape[-2], *projected.shape[-2:])
     dtype = compute_dtype(query, projected)
-    return jnp.matmul(jnp.tanh(hidden.astype(dtype)), params.score_vector.astype(dtype))
+    score_vector = params.score_vector.astype(dtype)
+    query = project(query, params.query_kernel)
+    if implementation == "blockwise":
+        return blockwise_scores(query.astype(dtype), projected.astype(dtype), score_vector)
+    hidden = query[..., :, None, :] + projected[..., None, :, :]
+    return jnp.matmul(jnp.tanh(hidden.astype(dtype)), score_vector)
 
 
 @jax.jit
@@ -243,6 +263,11 @@ def _average(
     if mask is None:
         return context
     return poison(context, attends_nonfinite(mask, has_nonfinite(values) | has_nonfinite(projected)))
+
+
+def _check_implementation(implementation: str) -> None:
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"implementation: expected one of {', '.join(map(repr, IMPLEMENTATIONS))}, got {implementation!r}")
 
 
 def _checked(query, keys, params, projected_keys) -> tuple[Float[Array, "*B T Dq"], Float[Array, "*B S A"]]:

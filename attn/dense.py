@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
+from attn.dropout import kept, row_bits
 from attn.isolation import attends_nonfinite, finite_or_zero, has_nonfinite, poison
 from attn.normalize import exponentials, log_sum, nonzero
 from attn.shapes import compute_dtype
@@ -37,7 +38,7 @@ def dense_attention(
     value = _heads_first(value).astype(dtype)
     exps, total, peak = exponentials(dense_scores(query, key, bias, mask, scale, softcap, dtype, precision), mask)
     if dropout_key is not None:
-        keep = jax.random.bernoulli(dropout_key, 1 - dropout_rate, exps.shape)
+        keep = kept(row_bits(dropout_key, exps.shape[:-1]), jnp.arange(exps.shape[-1]), dropout_rate)
         exps = jnp.where(keep, exps / (1 - dropout_rate), 0)
     safe = value if mask is None else finite_or_zero(value)
     context = _grouped_product(exps, safe, precision) / nonzero(total)

@@ -42,7 +42,7 @@ def every_mask(
     if is_causal:
         masks.append(_with_heads(causal_mask(T, S, query_offset=offset), batch))
     if window is not None:
-        left, right = _sides(window)
+        left, right = sides(window)
         masks.append(_with_heads(sliding_window_mask(T, S, left=left, right=right, query_offset=offset), batch))
     if query_lengths is not None:
         lengths = lengths_within("query_lengths", query_lengths, batch, "T", T)
@@ -51,7 +51,7 @@ def every_mask(
         lengths = lengths_within("key_lengths", key_lengths, batch, "S", S)
         masks.append(_with_heads(padding_mask(lengths, S)[..., None, :], batch))
     if query_segment_ids is not None or key_segment_ids is not None:
-        masks.append(_segments(query_segment_ids, key_segment_ids, batch, T, S)[..., None, :, :])
+        masks.append(segment_mask(*segment_ids(query_segment_ids, key_segment_ids, batch, T, S))[..., None, :, :])
     if not masks:
         return None
     combined = masks[0]
@@ -66,17 +66,21 @@ def _with_heads(mask: Bool[Array, "*#B #T #S"], batch: Sequence[int]) -> Bool[Ar
     return mask.reshape((1,) * missing + mask.shape[:-2] + (1,) + mask.shape[-2:])
 
 
-def _segments(query_ids, key_ids, batch: Sequence[int], T: int, S: int) -> Bool[Array, "..."]:
+def segment_ids(
+    query_ids: ArrayLike | None, key_ids: ArrayLike | None, batch: Sequence[int], T: int, S: int
+) -> tuple[Array, Array]:
+    """Segment ids of queries and keys, once both are given and fit."""
     if query_ids is None or key_ids is None:
         missing = "query_segment_ids" if query_ids is None else "key_segment_ids"
         raise ValueError(f"{missing}: expected segment ids for queries and keys, got None")
     query_ids, key_ids = integers("query_segment_ids", query_ids), integers("key_segment_ids", key_ids)
     expect("query_segment_ids", query_ids, "*B T", (*batch, T))
     expect("key_segment_ids", key_ids, "*B S", (*batch, S))
-    return segment_mask(query_ids, key_ids)
+    return query_ids, key_ids
 
 
-def _sides(window: Window) -> Sequence[int | None]:
+def sides(window: Window) -> Sequence[int | None]:
+    """(left, right) of a window, once each is a count or None."""
     sides = window if isinstance(window, Sequence) else (window, window)
     if len(sides) != 2 or not all(side is None or _is_count(side) for side in sides):
         raise ValueError(f"window: expected (left, right), each an integer >= 0 or None, or one integer, got {window!r}")

@@ -11,15 +11,18 @@ PARAMS = attn.init_additive(jax.random.key(0), 3, 2, 4)
 QUERY, KEYS, VALUES = (jax.random.normal(jax.random.key(n), shape) for n, shape in enumerate([(2, 5, 3), (2, 6, 2), (2, 6, 7)]))
 
 
-def test_two_by_two_by_hand():
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+def test_two_by_two_by_hand(implementation):
     params = attn.AdditiveParams(jnp.array([[1.0, 0.0], [0.0, 2.0]]), jnp.array([[0.5, 0.0], [0.0, 1.0]]), jnp.array([1.0, -1.0]))
     query, keys = jnp.array([[1.0, 0.5]]), jnp.array([[2.0, 0.0], [0.0, -1.0]])
     # W q = (1, 1); U k = (1, 0) and (0, -1)
     scores = [np.tanh(2) - np.tanh(1), np.tanh(1) - np.tanh(0)]
-    np.testing.assert_allclose(attn.additive_scores(query, keys, params)[0], scores, atol=1e-6)
+    options = {"implementation": implementation}
+    np.testing.assert_allclose(attn.additive_scores(query, keys, params, **options)[0], scores, atol=1e-6)
     weights = np.exp(scores) / np.exp(scores).sum()
-    np.testing.assert_allclose(attn.additive_weights(query, keys, params)[0], weights, atol=1e-6)
-    np.testing.assert_allclose(attn.additive_attention(query, keys, keys, params)[0], weights @ np.asarray(keys), atol=1e-6)
+    np.testing.assert_allclose(attn.additive_weights(query, keys, params, **options)[0], weights, atol=1e-6)
+    context = attn.additive_attention(query, keys, keys, params, **options)[0]
+    np.testing.assert_allclose(context, weights @ np.asarray(keys), atol=1e-6)
 
 
 def test_one_query_at_a_time_equals_all_at_once():
@@ -37,12 +40,14 @@ def test_one_query_at_a_time_equals_all_at_once():
     )
 
 
-def test_padded_nan_reaches_no_parameter():
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+def test_padded_nan_reaches_no_parameter(implementation):
     mask = attn.padding_mask([6, 4], 6)[:, None]
 
     def loss(params, keys, values, projected):
         projected = attn.project_keys(keys, params) if projected else None
-        return attn.additive_attention(QUERY, keys, values, params, mask=mask, projected_keys=projected).sum()
+        options = {"mask": mask, "projected_keys": projected, "implementation": implementation}
+        return attn.additive_attention(QUERY, keys, values, params, **options).sum()
 
     gradients = jax.jit(jax.grad(loss, argnums=(0, 1, 2)), static_argnums=3)
     bad_keys, bad_values = KEYS.at[1, 5].set(jnp.nan), VALUES.at[1, 4].set(jnp.inf)
@@ -86,5 +91,13 @@ def test_wrong_shapes_are_named():
         attn.additive_scores(QUERY, None, PARAMS)
     with pytest.raises(ValueError, match=r"mask: expected shape \(\*B, T, S\) = \(2, 5, 6\), .*got \(2, 6\)"):
         attn.additive_attention(QUERY, KEYS, VALUES, PARAMS, mask=jnp.ones((2, 6), bool))
-    with pytest.raises(ValueError, match="implementation: expected 'auto' or 'dense', got 'fast'"):
-        attn.additive_attention(QUERY, KEYS, VALUES, PARAMS, implementation="fast")
+
+
+def test_unknown_implementation_is_named():
+    for function, given in (
+        (attn.additive_scores, (QUERY, KEYS, PARAMS)),
+        (attn.additive_weights, (QUERY, KEYS, PARAMS)),
+        (attn.additive_attention, (QUERY, KEYS, VALUES, PARAMS)),
+    ):
+        with pytest.raises(ValueError, match="implementation: expected one of 'auto', 'dense', 'blockwise', got 'fast'"):
+            function(*given, implementation="fast")

@@ -39,8 +39,13 @@ def normal(seed, *shape):
 BIAS_SHAPES = [(B, N, T, S), (1, N, 1, S), (B, 1, T, 1), (1, 1, 1, 1), (1, N, T, S)]
 
 
+# More than one block of queries and of keys, the last of each not whole.
+PATHS = {"dense": {"implementation": "dense"}, "blockwise": {"implementation": "blockwise", "block_sizes": (2, 3)}}
+
+
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", CASES)
-def test_dot_product_equals_reference(name, x64):
+def test_dot_product_equals_reference(name, path, x64):
     options, seen = CASES[name]
     bias_shape = BIAS_SHAPES[list(CASES).index(name) % len(BIAS_SHAPES)]
     arrays = [normal(0, B, T, N, H), normal(1, B, S, K, H), normal(2, B, S, K, V), normal(3, *bias_shape)]
@@ -62,7 +67,7 @@ def test_dot_product_equals_reference(name, x64):
     @jax.jit
     def actual(query, key, value, bias):
         context, lse = attn.dot_product_attention_and_lse(
-            query, key, value, bias=bias, mask=None if name == "plain" else mask, **options
+            query, key, value, bias=bias, mask=None if name == "plain" else mask, **options, **PATHS[path]
         )  # fmt: skip
         finite = jnp.where(jnp.isfinite(lse), lse, 0)
         return (context * context_weight).sum() + (finite * lse_weight).sum(), (context, lse)
