@@ -66,7 +66,7 @@ def create_block_mask(
     if not callable(mask_mod):
         raise TypeError(f"mask_mod: expected a function (b, h, q_idx, kv_idx) -> bool, got {mask_mod!r}")
     # Without pairs it is not evaluated, as what it captures may be empty and so cannot be indexed.
-    rule, captured = _hoisted(mask_mod if 0 not in shape else lambda b, h, q_idx, kv_idx: False)
+    rule, captured = hoisted_mask(mask_mod if 0 not in shape else lambda b, h, q_idx, kv_idx: False)
     live, full = _tables(captured, rule, shape, block_size)
     return BlockMask(live, full, captured, rule, shape, block_size)
 
@@ -198,7 +198,8 @@ def _unflatten(static: tuple[Any, ...], arrays: Sequence[Any]) -> BlockMask:
 jax.tree_util.register_pytree_node(BlockMask, _flatten, _unflatten)
 
 
-def _hoisted(mask_mod: MaskMod) -> tuple[Rule, tuple[Array, ...]]:
+def hoisted_mask(mask_mod: MaskMod) -> tuple[Rule, tuple[Array, ...]]:
+    """The rule of a mask_mod, once it returns a Boolean, and the arrays it captures."""
     rule, captured, result = hoisted(mask_mod, *(jax.ShapeDtypeStruct((), jnp.int32),) * 4)
     if not isinstance(result, jax.ShapeDtypeStruct) or result.dtype != jnp.bool_ or result.shape:
         got = f"{result.dtype} of shape {result.shape}" if isinstance(result, jax.ShapeDtypeStruct) else repr(result)
