@@ -30,7 +30,7 @@ positions
     shaw_scores, shaw_values        learned vectors by distance                 Shaw et al. 2018, eq. 3-5
 additive: v . tanh(W q + U k)                                                   Bahdanau et al. 2015, A.1.2
     additive_attention, additive_weights, additive_scores
-    AdditiveParams, init_additive, project_keys
+    AdditiveParams, init_additive, project_keys, select_additive_implementation
 multiplicative: q . k,  q . W k,  v . tanh(W [q ; k])                           Luong et al. 2015, 3.1
     dot_attention, dot_weights, dot_scores
     general_attention, general_weights, general_scores, GeneralParams, init_general
@@ -49,6 +49,9 @@ dot_product: softmax(Q K^T / sqrt(H)) V                                         
     dot_product_attention_and_lse   and the log of the softmax sum              Dao et al. 2022, 3.1
     dot_product_weights             the weights
     select_implementation           what implementation="auto" means
+    flex_attention                  scores and mask as functions of one pair    Dong et al. 2024
+    create_block_mask, BlockMask    the blocks of a mask that need computing    Dong et al. 2024
+    mods                            ready-made functions of one pair, a module  Dong et al. 2024
     merge_attention                 two sets of keys joined                     Dao et al. 2022, 3.1
 multi_head: Concat(head_1 ... head_N) W^O                                       Vaswani et al. 2017, 3.2.2
     multi_head_attention            self-, masked self- and cross-attention, grouped queries (Ainslie et al. 2023)
@@ -72,9 +75,12 @@ cost: what a layer takes, by formula
 """
 
 from attn.additive import AdditiveParams, additive_attention, additive_scores, additive_weights, init_additive, project_keys
+from attn.additive_blocks import select_additive_implementation
+from attn.block_mask import BlockMask, create_block_mask
 from attn.cost import AttentionCost, additive_cost, attention_cost, linear_cost, window_pairs
 from attn.dot_product import dot_product_attention, dot_product_attention_and_lse, dot_product_weights, select_implementation
 from attn.feature_maps import random_features
+from attn.flex import flex_attention
 from attn.hard import (
     HardSample,
     hard_attention,
@@ -156,6 +162,7 @@ from attn.sparse import (
 __all__ = [
     "AdditiveParams",
     "AttentionCost",
+    "BlockMask",
     "ConcatParams",
     "GeneralParams",
     "HardSample",
@@ -176,6 +183,7 @@ __all__ = [
     "concat_attention",
     "concat_scores",
     "concat_weights",
+    "create_block_mask",
     "dilated_attention",
     "dilated_mask",
     "dot_attention",
@@ -187,6 +195,7 @@ __all__ = [
     "entmax15",
     "fixed_attention",
     "fixed_mask",
+    "flex_attention",
     "general_attention",
     "general_scores",
     "general_weights",
@@ -223,6 +232,7 @@ __all__ = [
     "random_features",
     "reinforce_loss",
     "segment_mask",
+    "select_additive_implementation",
     "select_implementation",
     "shaw_scores",
     "shaw_values",

@@ -18,8 +18,10 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attn.shapes import positive
 
-# Elements of the score blocks of a group.  On two CPU cores, at head size 64, half or double of either took 3 to 50 % longer.
-QUERY_BLOCK, KEY_BLOCK, GROUP_ELEMENTS = 512, 512, 2**19
+# On two CPU cores, at head size 64, 256 instead of 512 took 3 to 50 % longer, as each product is shared out among the cores.
+QUERY_BLOCK, KEY_BLOCK = 512, 512
+# Elements of the score blocks of a group. Derivatives hold four such blocks at a time where the value holds one or two.
+GROUP_ELEMENTS, DERIVATIVE_GROUP_ELEMENTS = 2**20, 2**19
 # An accelerator wants as many rows at once as there are.
 ACCELERATOR_GROUP_ELEMENTS = 2**26
 
@@ -32,6 +34,11 @@ class Blocks(NamedTuple):
     gb: int
     gk: int
 
+    @property
+    def group(self) -> str:
+        """Name of the grouping, to find its visits by."""
+        return f"{self.gb} x {self.gk}"
+
 
 class At(NamedTuple):
     """A block's place: where its group, its queries and its keys start."""
@@ -42,12 +49,18 @@ class At(NamedTuple):
     j: Int[Array, ""]
 
 
-def choose_blocks(B: int, K: int, G: int, T: int, S: int, block_sizes: Sequence[int] | None) -> Blocks:
-    """Sizes for these shapes: even parts of each length, and as many rows as the cache holds."""
+def choose_blocks(B: int, K: int, G: int, T: int, S: int, block_sizes: Sequence[int] | None) -> tuple[Blocks, Blocks]:
+    """Sizes for value and derivatives: even parts of each length, and as many rows as the cache holds."""
     wanted_q, wanted_k = (max(QUERY_BLOCK // G, 64), KEY_BLOCK) if block_sizes is None else block_sizes
     bq, bk = _even_part(T, positive("block_sizes", wanted_q)), _even_part(S, positive("block_sizes", wanted_k))
-    limit = GROUP_ELEMENTS if jax.default_backend() == "cpu" else ACCELERATOR_GROUP_ELEMENTS
-    rows = max(limit // (G * bq * bk), 1)
+    limits = GROUP_ELEMENTS, DERIVATIVE_GROUP_ELEMENTS
+    if jax.default_backend() != "cpu":
+        limits = ACCELERATOR_GROUP_ELEMENTS, ACCELERATOR_GROUP_ELEMENTS
+    value, derivative = (_grouped(B, K, bq, bk, max(limit // (G * bq * bk), 1)) for limit in limits)
+    return value, derivative
+
+
+def _grouped(B: int, K: int, bq: int, bk: int, rows: int) -> Blocks:
     gk = _divisor(K, rows)
     return Blocks(bq, bk, _divisor(B, rows // gk) if gk == K else 1, gk)
 
@@ -63,19 +76,19 @@ def _divisor(n: int, most: int) -> int:
 
 
 class Visits(NamedTuple):
-    """For each group of rows and block of queries, its live blocks of keys first; and which of all are full."""
+    """For each group of rows and block of queries: its blocks of keys, the full ones first, then those that are live."""
 
     order: Int[Array, "groups_b groups_k I J"]
-    count: Int[Array, "groups_b groups_k I"]
+    num_full: Int[Array, "groups_b groups_k I"]
+    num_live: Int[Array, "groups_b groups_k I"]
     live: Bool[Array, "groups_b groups_k I J"]
-    full: Bool[Array, "groups_b groups_k I J"]
 
 
 def visits(live: Bool[Array, "#B #K I J"], full: Bool[Array, "#B #K I J"], sizes: Blocks, B: int, K: int) -> Visits:
     """What each group visits: a block that is live for one of its rows, as full if it is for all."""
-    live, full = _per_group(live, sizes, B, K).any(axis=(1, 3)), _per_group(full, sizes, B, K).all(axis=(1, 3))
-    order = jnp.argsort(~live, axis=-1, stable=True).astype(jnp.int32)
-    return Visits(order, live.sum(axis=-1, dtype=jnp.int32), live, full)
+    live, full = _per_group(live, sizes, B, K).any(axis=(1, 3)), _per_group(full & live, sizes, B, K).all(axis=(1, 3))
+    order = jnp.argsort(2 - live.astype(jnp.int32) - full, axis=-1, stable=True).astype(jnp.int32)
+    return Visits(order, full.sum(axis=-1, dtype=jnp.int32), live.sum(axis=-1, dtype=jnp.int32), live)
 
 
 def _per_group(table: Bool[Array, "#B #K I J"], sizes: Blocks, B: int, K: int) -> Bool[Array, "groups_b gb groups_k gk I J"]:

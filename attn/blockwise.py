@@ -18,7 +18,7 @@ where it meets v_j.  Heads are split as N = K G: key/value head, query head of i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -45,6 +45,7 @@ class Plan:
     """What does not change while an attention is computed."""
 
     sizes: Blocks
+    derivative_sizes: Blocks
     dtype: DTypeLike
     modify: Modify | None
     allowed: Allowed | None
@@ -58,8 +59,8 @@ def blockwise(plan: Plan, inputs: dict[str, Any], fixed: dict[str, Any]) -> tupl
         plan: sizes and functions of a block.
         inputs: query [B T K G H], scaled; key [B S K H]; value [B S K V]; maybe bias [#B #K #G #T #S]; maybe modify, the
             floating arrays that `plan.modify` reads.  T and S are multiples of the blocks.
-        fixed: visits; maybe allowed, what `plan.allowed` reads; maybe modify, the other arrays that `plan.modify` reads;
-            maybe row_bits [B K G T 2] and dropout_rate.
+        fixed: visits, of both groupings by name; maybe allowed, what `plan.allowed` reads; maybe modify, the other arrays
+            that `plan.modify` reads; maybe row_bits [B K G T 2] and dropout_rate.
 
     Returns:
         Context [B T K G V], l [B K G T], m [B K G T].
@@ -78,6 +79,7 @@ def _attend_jvp(plan: Plan, primals: Any, tangents: Any) -> tuple[Any, Any]:
     context, total, peak = _attend(plan, inputs, fixed)
     moved = _moved(tangents[0])
     given = (inputs, fixed, context, total, lax.stop_gradient(peak))
+    plan = replace(plan, sizes=plan.derivative_sizes)
     wanted = partial(_cotangents, plan, frozenset(moved))
     change, lse_change = linear_map(partial(_tangents, plan), wanted, given, moved)
     return (context, total, peak), (change, lse_change * total, jnp.zeros_like(peak))
@@ -113,9 +115,9 @@ def _forward(plan: Plan, given: Any, linear: Any, differentiable: bool) -> tuple
         query = _queries(plan, inputs["query"], at)
         rows = (*query.shape[:2], G, plan.sizes.bq)
 
-        def block(at: At, state: Any) -> Any:
+        def block(at: At, state: Any, full: bool) -> Any:
             o, total, peak = state
-            s, _ = _scores(plan, inputs, fixed, at, query, _part(group.keys, at, plan))
+            s, _ = _scores(plan, inputs, fixed, at, query, _part(group.keys, at, plan), full)
             higher = jnp.maximum(peak, s.max(-1))
             p, shrink = jnp.exp(s - higher[..., None]), jnp.exp(peak - higher)
             met = _product("bkxy,bkyv->bkxv", _merged(_dropped(plan, fixed, at, p)), _part(group.values, at, plan), plan)
@@ -141,20 +143,20 @@ def _tangents(plan: Plan, given: Any, moved: dict[str, Any], differentiable: boo
 
     def of_queries(at: At, group: Group, carry: Any) -> Any:
         query, m = _queries(plan, inputs["query"], at), _take_rows(plan, peak, at)[..., None]
-        norm = nonzero(_take_rows(plan, total, at))[..., None]
+        inverse = 1 / nonzero(_take_rows(plan, total, at))[..., None]
         query_change = _queries(plan, moved["query"], at) if "query" in moved else None
 
-        def block(at: At, state: Any) -> Any:
+        def block(at: At, state: Any, full: bool) -> Any:
             context_change, lse_change = state
             key, value = _part(group.keys, at, plan), _part(group.values, at, plan)
-            s, before = _scores(plan, inputs, fixed, at, query, key)
+            s, before = _scores(plan, inputs, fixed, at, query, key, full)
             products = []
             if query_change is not None:
                 products.append(_product("bkxh,bkyh->bkxy", query_change, key, plan))
             if "key" in moved:
                 products.append(_product("bkxh,bkyh->bkxy", query, _part(group.key_change, at, plan), plan))
-            p = jnp.exp(s - m) / norm
-            change = _score_change(plan, inputs, fixed, at, before, [x.reshape(s.shape) for x in products], moved)
+            p = jnp.exp(s - m) * inverse
+            change = _score_change(plan, inputs, fixed, at, before, [x.reshape(s.shape) for x in products], moved, full)
             met = jnp.zeros_like(context_change)
             if change is not None:
                 change = p * change
@@ -183,19 +185,19 @@ def _cotangents(plan: Plan, wanted: frozenset[str], given: Any, cotangents: Any,
 
     def of_queries(at: At, group: Group, carry: Any) -> Any:
         query, m = _queries(plan, inputs["query"], at), _take_rows(plan, peak, at)[..., None]
-        norm = nonzero(_take_rows(plan, total, at))[..., None]
+        inverse = 1 / nonzero(_take_rows(plan, total, at))[..., None]
         context_back = _queries(plan, back, at)
         # context^ . context - lse^, what every score of a row has taken off
         common = (context_back * _queries(plan, context, at)).sum(-1).reshape(m.shape[:-1]) - _take_rows(plan, lse_back, at)
         # Transposed once for all blocks of keys: XLA:CPU is up to three times slower at transposing the scores in a product.
         query_columns, back_columns = jnp.swapaxes(query, -1, -2), jnp.swapaxes(context_back, -1, -2)
 
-        def block(at: At, state: Any) -> Any:
+        def block(at: At, state: Any, full: bool) -> Any:
             own, results = state
             results = dict(results)
             key, value = _part(group.keys, at, plan), _part(group.values, at, plan)
-            s, before = _scores(plan, inputs, fixed, at, query, key)
-            p = jnp.exp(s - m) / norm
+            s, before = _scores(plan, inputs, fixed, at, query, key, full)
+            p = jnp.exp(s - m) * inverse
             if "value" in wanted:
                 met = _product("bkvx,bkxy->bkvy", back_columns, _merged(_dropped(plan, fixed, at, p)), plan)
                 results["value"] = _add_part(results["value"], met, at, plan)
@@ -203,7 +205,7 @@ def _cotangents(plan: Plan, wanted: frozenset[str], given: Any, cotangents: Any,
                 return own, results
             weight_back = _product("bkxv,bkyv->bkxy", context_back, value, plan).reshape(p.shape)
             score_back = p * (_dropped(plan, fixed, at, weight_back) - common[..., None])
-            score_back, results = _score_back(plan, inputs, fixed, at, before, score_back, results)
+            score_back, results = _score_back(plan, inputs, fixed, at, before, score_back, results, full)
             if "query" in wanted:
                 own = own + _product("bkxy,bkyh->bkxh", _merged(score_back), key, plan)
             if "key" in wanted:
@@ -226,7 +228,7 @@ def _cotangents(plan: Plan, wanted: frozenset[str], given: Any, cotangents: Any,
 
 
 def _score_change(
-    plan: Plan, inputs: Any, fixed: Any, at: At, before: Array, products: list[Array], moved: dict[str, Any]
+    plan: Plan, inputs: Any, fixed: Any, at: At, before: Array, products: list[Array], moved: dict[str, Any], full: bool
 ) -> Array | None:
     """The tangent of the scores, along those of the products, the bias and what the modification reads."""
     if "bias" in moved:
@@ -238,15 +240,15 @@ def _score_change(
         return change
     floats = inputs.get("modify")
     along = moved.get("modify", jax.tree.map(jnp.zeros_like, floats))
-    return jax.jvp(lambda s, floats: _finish(plan, fixed, at, s, floats), (before, floats), (change, along))[1]
+    return jax.jvp(lambda s, floats: _finish(plan, fixed, at, s, floats, full), (before, floats), (change, along))[1]
 
 
 def _score_back(
-    plan: Plan, inputs: Any, fixed: Any, at: At, before: Array, back: Array, results: dict[str, Any]
+    plan: Plan, inputs: Any, fixed: Any, at: At, before: Array, back: Array, results: dict[str, Any], full: bool
 ) -> tuple[Array, dict[str, Any]]:
     """The cotangent of q . k from that of the scores, and the wanted ones of bias and modification, added to the results."""
     if plan.modify is not None:
-        _, pull = jax.vjp(lambda s, floats: _finish(plan, fixed, at, s, floats), before, inputs.get("modify"))
+        _, pull = jax.vjp(lambda s, floats: _finish(plan, fixed, at, s, floats, full), before, inputs.get("modify"))
         back, floats = pull(back)
         if "modify" in results:
             results = {**results, "modify": jax.tree.map(jnp.add, results["modify"], floats)}
@@ -310,29 +312,36 @@ def _over_groups(
     return whole, {**results, **done}
 
 
-def _over_keys(plan: Plan, fixed: Any, at: At, block: Callable[[At, Any], Any], state: Any, differentiable: bool) -> Any:
+def _over_keys(plan: Plan, fixed: Any, at: At, block: Callable[[At, Any, bool], Any], state: Any, differentiable: bool) -> Any:
     """Every live block of keys of a block of queries."""
-    table, bk = fixed["visits"], plan.sizes.bk
+    table, bk = fixed["visits"][plan.sizes.group], plan.sizes.bk
     b, k, i = at.b // plan.sizes.gb, at.k // plan.sizes.gk, at.i // plan.sizes.bq
     if not differentiable:
-        return lax.fori_loop(0, table.count[b, k, i], lambda n, c: block(at._replace(j=table.order[b, k, i, n] * bk), c), state)
-    # A loop whose length is data cannot be reversed: this one visits all blocks, and makes each anew on the way back.
-    visit = jax.checkpoint(lambda n, c: block(at._replace(j=jnp.int32(n) * bk), c))
+        # Two loops, so that neither has to choose: a choice within would copy the scores.
+        def visit(full: bool) -> Callable[[Array, Any], Any]:
+            return lambda n, state: block(at._replace(j=table.order[b, k, i, n] * bk), state, full)
+
+        if plan.allowed is None:
+            return lax.fori_loop(0, table.live.shape[-1], visit(True), state)
+        full, live = table.num_full[b, k, i], table.num_live[b, k, i]
+        return lax.fori_loop(full, live, visit(False), lax.fori_loop(0, full, visit(True), state))
+    # A loop whose length is data cannot be reversed: this one goes over all blocks, and makes each anew on the way back.
+    again = jax.checkpoint(lambda n, state: block(at._replace(j=jnp.int32(n) * bk), state, plan.allowed is None))
     return lax.fori_loop(
-        0, table.live.shape[-1], lambda n, c: lax.cond(table.live[b, k, i, n], visit, lambda _, c: c, n, c), state
+        0, table.live.shape[-1], lambda n, state: lax.cond(table.live[b, k, i, n], again, lambda _, s: s, n, state), state
     )
 
 
-def _scores(plan: Plan, inputs: Any, fixed: Any, at: At, query: Array, key: Array) -> tuple[Array, Array]:
+def _scores(plan: Plan, inputs: Any, fixed: Any, at: At, query: Array, key: Array, full: bool) -> tuple[Array, Array]:
     """q . k + bias, modified and masked, [gb gk G bq bk]; and before both."""
     gb, gk, x, _ = query.shape
     s = _product("bkxh,bkyh->bkxy", query, key, plan).reshape(gb, gk, x // plan.sizes.bq, plan.sizes.bq, -1)
     if "bias" in inputs:
         s = s + scores_block(inputs["bias"], at, plan.sizes).astype(plan.dtype)
-    return _finish(plan, fixed, at, s, inputs.get("modify")), s
+    return _finish(plan, fixed, at, s, inputs.get("modify"), full), s
 
 
-def _finish(plan: Plan, fixed: Any, at: At, s: Array, floats: Any) -> Array:
+def _finish(plan: Plan, fixed: Any, at: At, s: Array, floats: Any, full: bool) -> Array:
     """The modification, and -inf where the mask forbids; the mask only in blocks that are not full."""
 
     def modified(s: Array) -> Array:
@@ -341,17 +350,12 @@ def _finish(plan: Plan, fixed: Any, at: At, s: Array, floats: Any) -> Array:
         # Kept as computed: recomputed inside exp(s - m) it could be rounded otherwise than m was.
         return lax.optimization_barrier(plan.modify(s, floats, fixed.get("modify"), at, plan.sizes))
 
-    def masked(s: Array) -> Array:
-        allowed = plan.allowed(fixed.get("allowed"), at, plan.sizes)
-        # What is masked is taken out before as well, as the derivative of the modification may be NaN there.
-        s = s if plan.modify is None else jnp.where(allowed, s, 0)
-        return jnp.where(allowed, modified(s), -jnp.inf)
-
-    if plan.allowed is None:
+    if plan.allowed is None or full:
         return modified(s)
-    sizes = plan.sizes
-    full = fixed["visits"].full[at.b // sizes.gb, at.k // sizes.gk, at.i // sizes.bq, at.j // sizes.bk]
-    return lax.cond(full, modified, masked, s)
+    allowed = plan.allowed(fixed.get("allowed"), at, plan.sizes)
+    # What is masked is taken out before as well, as the derivative of the modification may be NaN there.
+    s = s if plan.modify is None else jnp.where(allowed, s, 0)
+    return jnp.where(allowed, modified(s), -jnp.inf)
 
 
 def _dropped(plan: Plan, fixed: Any, at: At, x: Array) -> Array:

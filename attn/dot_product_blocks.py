@@ -48,7 +48,7 @@ def blockwise_attention(
     if 0 in (*shapes, V):
         return jnp.zeros((*batch, T, N, V), dtype), jnp.full((*batch, N, T), -jnp.inf, dtype)
     split = partial(_split_heads, batch=batch, K=K, G=N // K)
-    sizes = choose_blocks(*shapes, block_sizes)
+    sizes, derivative_sizes = choose_blocks(*shapes, block_sizes)
     scaled = query.astype(dtype) * jnp.asarray(scale, dtype)
     inputs: dict[str, Any] = {
         "query": scaled.reshape(-1, T, K, N // K, H),
@@ -69,7 +69,7 @@ def blockwise_attention(
     if "mask" in masks:
         masks = masks | {"mask": split(masks["mask"])}
     masked = masked or S % sizes.bk != 0
-    plan = Plan(sizes, dtype, modify, structure if masked else None, precision)
+    plan = Plan(sizes, derivative_sizes, dtype, modify, structure if masked else None, precision)
     context, lse = attend_in_blocks(plan, inputs, fixed, structure, masks)
     if dropout_key is not None:
         context = context / (1 - dropout_rate)
@@ -92,7 +92,8 @@ def attend_in_blocks(
     if "row_bits" in fixed:
         fixed = fixed | {"row_bits": padded(fixed["row_bits"], 3, sizes.bq)}
     live, full = structure.tables(masks, sizes, whole["query"].shape[1], whole["key"].shape[1])
-    fixed = fixed | {"visits": visits(live, full, sizes, B, K), "allowed": masks}
+    groupings = {each.group: visits(live, full, each, B, K) for each in (sizes, plan.derivative_sizes)}
+    fixed = fixed | {"visits": groupings, "allowed": masks}
     context, total, peak = blockwise(plan, inputs | whole, fixed)
     lse = log_sum(total, peak)
     if plan.allowed is not None:
@@ -112,7 +113,7 @@ def _attend_nonfinite(plan: Plan, inputs: dict[str, Any], fixed: dict[str, Any],
         # The same masks over flags in place of values, with equal scores: a context above 0 has met one.
         nothing = {"query": jnp.zeros_like(query), "key": jnp.zeros_like(key), "value": flags}
         plain = {name: fixed[name] for name in ("visits", "allowed")}
-        met, seen, _ = blockwise(Plan(plan.sizes, plan.dtype, None, plan.allowed, None), nothing, plain)
+        met, seen, _ = blockwise(Plan(plan.sizes, plan.sizes, plan.dtype, None, plan.allowed, None), nothing, plain)
         own = jnp.moveaxis(has_nonfinite(query), 1, -1) & (seen > 0)
         met = jnp.moveaxis(met, 1, -2) > 0
         return met[..., 0] | own, met[..., 1] | own

@@ -187,7 +187,7 @@ def _flex(
     if 0 in (B, N, T, S, V):
         return jnp.zeros((*batch, T, N, V), value.dtype)
     dtype = compute_dtype(query, key, value)
-    sizes = choose_blocks(B, K, G, T, S, block_sizes)
+    sizes, derivative_sizes = choose_blocks(B, K, G, T, S, block_sizes)
     structure = _Masks(extra, (T, S))
     masked = bool(masks) or S % sizes.bk != 0
     inputs: dict[str, Any] = {
@@ -197,6 +197,6 @@ def _flex(
     fixed: dict[str, Any] = {}
     if modify is not None:
         modify, inputs["modify"], fixed["modify"] = replace(modify, lengths=(T, S)), floats, others
-    plan = Plan(sizes, dtype, modify, structure if masked else None, None)
+    plan = Plan(sizes, derivative_sizes, dtype, modify, structure if masked else None, None)
     context, _ = attend_in_blocks(plan, inputs, fixed, structure, masks | {"group": jnp.zeros(G, bool)})
     return context.reshape(*batch, T, N, V).astype(value.dtype)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import attn
+from attn import mods
 
 T, S, D, A = 3, 4, 4, 5
 
@@ -125,6 +126,22 @@ def head_weights(query, key, value, mask):
     mask = None if mask is None else mask[..., None, :, :]
     split = partial(attn.split_heads, num_heads=1)
     return attn.dot_product_weights(split(query), split(key), mask=mask)[..., 0, :, :].astype(value.dtype) @ value
+
+
+def flexible(query, key, value, mask, mask_mod=None):
+    """The mask as an array that mask_mod captures; the cap as a function of one score."""
+    if mask is not None:
+        flat = mask.reshape(-1, *mask.shape[-2:])
+
+        def mask_mod(b, h, i, j):
+            return flat[b if flat.shape[0] > 1 else 0, i, j]
+
+    split = partial(attn.split_heads, num_heads=1)
+    return attn.merge_heads(
+        attn.flex_attention(
+            split(query), split(key), split(value), score_mod=mods.softcap(2.0), mask_mod=mask_mod, block_sizes=(2, 3)
+        )
+    )
 
 
 def merged_parts(query, key, value, mask=None):
@@ -328,6 +345,19 @@ MECHANISMS = {
         one_head(attn.dot_product_attention),
         expected(scaled_dot),
         causal=without_mask(one_head(attn.dot_product_attention, is_causal=True)),
+    ),
+    # More than one block, the last of each not whole.
+    "dot_product_attention, in blocks": Mechanism(
+        one_head(attn.dot_product_attention, implementation="blockwise", block_sizes=(2, 3)),
+        expected(scaled_dot),
+        causal=without_mask(
+            one_head(attn.dot_product_attention, is_causal=True, implementation="blockwise", block_sizes=(2, 3))
+        ),
+    ),
+    "flex_attention": Mechanism(
+        flexible,
+        expected(lambda q, k: 2 * np.tanh(scaled_dot(q, k) / 2)),
+        causal=lambda query, key, value: flexible(query, key, value, None, mods.causal()),
     ),
     "dot_product_attention_and_lse": Mechanism(one_head(context_of_both), expected(scaled_dot)),
     "dot_product_attention_and_lse, grouped": Mechanism(grouped_heads, grouped_reference),

@@ -280,6 +280,17 @@ PARTS = {
         ),
     ),
     "select_implementation": Part(lambda T=128, S=128: jnp.array(attn.select_implementation(T, S) == "dense")),
+    "select_additive_implementation": Part(
+        lambda A=128: jnp.array(attn.select_additive_implementation(16, 128, 128, A) == "blockwise")
+    ),
+    # Of a mask that depends on an array, so that it can be traced.
+    "create_block_mask": Part(
+        lambda limit, block_size=(2, 2): attn.create_block_mask(
+            lambda b, h, i, j: j <= i + limit, 3, 5, block_size=block_size
+        ).live,
+        (np.int32(1),),
+        refused=(({"block_size": (2, 0)}, ValueError, r"block_size: expected an integer >= 1, got 0"),),
+    ),
     "attention_cost": Part(
         lambda model_dim=512, num_heads=8: attn.attention_cost(model_dim, num_heads, batch=2, query_length=10),
         refused=(({"num_heads": 7}, ValueError, r"num_heads: expected a divisor of model_dim = 512.*, got 7"),),

@@ -299,4 +299,5 @@ def test_wrong_dtypes_are_named(message, changes):
 
 
 def test_selection_is_pure():
-    assert attn.select_implementation(1, 1) == attn.select_implementation(10_000, 10_000) == "dense"
+    assert attn.select_implementation(512, 512) == attn.select_implementation(1, 10**6) == "dense"
+    assert attn.select_implementation(10_000, 10_000) == attn.select_implementation(512, 512, rows=8) == "blockwise"
