@@ -112,7 +112,7 @@ def _of_mask(mask: Array, sizes: Blocks, rows: int, columns: int) -> tuple[Array
     return jnp.broadcast_to(parts.any((2, 4, 6)), shape), jnp.broadcast_to(parts.all((2, 4, 6)), shape)
 
 
-def padded_arrays(arrays: dict[str, Array], sizes: Blocks) -> dict[str, Array]:
+def padded_arrays(arrays: dict[str, Any], sizes: Blocks) -> dict[str, Any]:
     """The arrays of a structure with T and S padded to whole blocks; an axis of 1 that broadcasts stays."""
     multiples = {
         "query_segment_ids": ((1, sizes.bq),),

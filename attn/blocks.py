@@ -51,6 +51,8 @@ class At(NamedTuple):
 
 def choose_blocks(B: int, K: int, G: int, T: int, S: int, block_sizes: Sequence[int] | None) -> tuple[Blocks, Blocks]:
     """Sizes for value and derivatives: even parts of each length, and as many rows as the cache holds."""
+    if block_sizes is not None and len(block_sizes) != 2:
+        raise ValueError(f"block_sizes: expected two integers >= 1, got {block_sizes!r}")
     wanted_q, wanted_k = (max(QUERY_BLOCK // G, 64), KEY_BLOCK) if block_sizes is None else block_sizes
     bq, bk = _even_part(T, positive("block_sizes", wanted_q)), _even_part(S, positive("block_sizes", wanted_k))
     limits = GROUP_ELEMENTS, DERIVATIVE_GROUP_ELEMENTS

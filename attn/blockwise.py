@@ -112,7 +112,7 @@ def _forward(plan: Plan, given: Any, linear: Any, differentiable: bool) -> tuple
     lowest = jnp.finfo(plan.dtype).min
 
     def of_queries(at: At, group: Group, carry: Any) -> Any:
-        query = _queries(plan, inputs["query"], at)
+        query = _finite(plan, _queries(plan, inputs["query"], at))
         rows = (*query.shape[:2], G, plan.sizes.bq)
 
         def block(at: At, state: Any, full: bool) -> Any:
@@ -142,7 +142,7 @@ def _tangents(plan: Plan, given: Any, moved: dict[str, Any], differentiable: boo
     inputs, fixed, context, total, peak = given
 
     def of_queries(at: At, group: Group, carry: Any) -> Any:
-        query, m = _queries(plan, inputs["query"], at), _take_rows(plan, peak, at)[..., None]
+        query, m = _finite(plan, _queries(plan, inputs["query"], at)), _take_rows(plan, peak, at)[..., None]
         inverse = 1 / nonzero(_take_rows(plan, total, at))[..., None]
         query_change = _queries(plan, moved["query"], at) if "query" in moved else None
 
@@ -184,7 +184,7 @@ def _cotangents(plan: Plan, wanted: frozenset[str], given: Any, cotangents: Any,
     back, lse_back = cotangents
 
     def of_queries(at: At, group: Group, carry: Any) -> Any:
-        query, m = _queries(plan, inputs["query"], at), _take_rows(plan, peak, at)[..., None]
+        query, m = _finite(plan, _queries(plan, inputs["query"], at)), _take_rows(plan, peak, at)[..., None]
         inverse = 1 / nonzero(_take_rows(plan, total, at))[..., None]
         context_back = _queries(plan, back, at)
         # context^ . context - lse^, what every score of a row has taken off
@@ -288,9 +288,7 @@ def _over_groups(
         def rows(x: Array | None) -> Array | None:
             return None if x is None else _rows_of_group(plan, x, at)
 
-        keys, values = rows(key), rows(value)
-        if plan.allowed is not None:
-            keys, values = finite_or_zero(keys), finite_or_zero(values)
+        keys, values = _finite(plan, rows(key)), _finite(plan, rows(value))
         group = Group(keys, values, rows(moved.get("key")), rows(moved.get("value")))
 
         def of_block(i: Array, carry: Any) -> Any:
@@ -379,7 +377,6 @@ def _merged(x: Array) -> Array:
 def _queries(plan: Plan, x: Array, at: At) -> Array:
     """[B T K G X] -> the block's rows [gb gk (G bq) X]."""
     part = take(x, (at.b, at.i, at.k, 0, 0), (plan.sizes.gb, plan.sizes.bq, plan.sizes.gk, *x.shape[3:]))
-    part = finite_or_zero(part) if plan.allowed is not None else part
     return _merged(part.transpose(0, 2, 3, 1, 4)).astype(plan.dtype)
 
 
@@ -404,6 +401,11 @@ def _rows_of_group(plan: Plan, x: Array, at: At) -> Array:
     """[B S K X] -> [gb gk S X]."""
     part = take(x, (at.b, 0, at.k, 0), (plan.sizes.gb, x.shape[1], plan.sizes.gk, x.shape[3]))
     return part.transpose(0, 2, 1, 3).astype(plan.dtype)
+
+
+def _finite(plan: Plan, x: Array) -> Array:
+    """x, with NaN and Inf taken out where a mask may keep them from some queries (`attn.isolation`)."""
+    return x if plan.allowed is None else finite_or_zero(x)
 
 
 def _part(x: Array, at: At, plan: Plan) -> Array:

@@ -191,7 +191,14 @@ def _attend(
     else:
         structure, masked, arrays = structure_of(*masks)
         context, lse = blockwise_attention(
-            query, key, value, structure=structure, masked=masked, masks=arrays, block_sizes=block_sizes, **options
+            query,
+            key,
+            value,
+            structure=structure,
+            masked=masked,
+            masks=arrays,
+            block_sizes=None if block_sizes is None else tuple(block_sizes),
+            **options,
         )
     return context.astype(value.dtype), lse
 

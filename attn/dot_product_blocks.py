@@ -77,7 +77,7 @@ def blockwise_attention(
 
 
 def attend_in_blocks(
-    plan: Plan, inputs: dict[str, Any], fixed: dict[str, Any], structure: Structure, masks: dict[str, Array]
+    plan: Plan, inputs: dict[str, Any], fixed: dict[str, Any], structure: Any, masks: dict[str, Any]
 ) -> tuple[Float[Array, "B T K G V"], Float[Array, "B K G T"]]:
     """Context and lse of inputs of any length; NaN and Inf reach only the queries that attend to them."""
     sizes, (B, T, K, *_) = plan.sizes, inputs["query"].shape

@@ -274,8 +274,8 @@ QUERY, KEY, VALUE = arrays(N=4, K=2)
         (r"window: expected \(left, right\), .*got \(-1, 0\)", {"window": (-1, 0)}),
         (r"window: expected \(left, right\), .*got \(1, 2, 3\)", {"window": (1, 2, 3)}),
         (r"scale: expected a scalar, got shape \(2,\)", {"scale": np.ones(2)}),
-        (r"implementation: expected one of 'auto', 'dense', got 'flash'", {"implementation": "flash"}),
-        (r"block_sizes: expected None for the dense implementation", {"block_sizes": (8, 8)}),
+        (r"implementation: expected one of 'auto', 'dense', 'blockwise', got 'flash'", {"implementation": "flash"}),
+        (r"block_sizes: expected None for the dense implementation", {"block_sizes": (8, 8), "implementation": "dense"}),
     ],
 )
 def test_wrong_shapes_and_options_are_named(message, changes):
