@@ -2,7 +2,7 @@
 
 A part is attention of all queries over some of the keys, with its lse, so that disjoint parts can be joined exactly.  Queries
 are cut into blocks, each block takes the slice of keys that it can reach, and the dense path computes all blocks as batch
-entries, under a mask made from absolute positions.
+entries, under a mask made from absolute positions.  A window alone needs no parts: see `windows.py`.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
+from attn.dot_product import dot_product_attention
 from attn.options import Lengths
 from attn.shapes import positive, size
 from attn.sparse.parts import (
@@ -53,7 +54,8 @@ def sliding_window_attention(
         -left <= j - p <= right   or   j < num_global   or   0 <= p < num_global
 
     Equal to `dot_product_attention` under that mask (`sliding_window_mask` if num_global is 0), in value and gradient, in
-    time and memory T (left + right + block_size) + (T + S) num_global in place of T S.
+    time T (left + right + block_size) + (T + S) num_global in place of T S.  Without global tokens memory is T + S, with them
+    as much as the time.
 
     Args:
         query: [*B T N H].
@@ -112,8 +114,8 @@ def dilated_attention(
     With p = i + query_offset, query i sees the keys j = p + m dilation for -left <= m <= right.  Within each residue class of
     positions modulo `dilation` this is a sliding window, and so it is computed.
 
-    Equal to `dot_product_attention` under `dilated_mask`, in value and gradient, in time and memory
-    T (left + right + block_size) in place of T S.
+    Equal to `dot_product_attention` under `dilated_mask`, in value and gradient, in time T (left + right + block_size) in
+    place of T S, and in memory T + S.
 
     Args:
         query: [*B T N H].
@@ -158,7 +160,7 @@ def _sliding_window(
     inputs: Inputs, left: int | None, right: int | None, num_global: int, block_size: int
 ) -> Float[Array, "*B T N V"]:
     if not num_global:
-        return window_part(inputs, left, right, _between(left, right), block_size=block_size).context
+        return _window(inputs, left, right, block_size)
 
     def around(p: Int[Array, "..."], j: Int[Array, "..."]) -> Bool[Array, "..."]:
         return _between(left, right)(p, j) & (j >= num_global)
@@ -172,8 +174,15 @@ def _sliding_window(
 @partial(jax.jit, static_argnames=("left", "right", "dilation", "block_size"))
 def _dilated(inputs: Inputs, left: int | None, right: int | None, dilation: int, block_size: int) -> Float[Array, "*B T N V"]:
     classes = by_residue(inputs, dilation)
-    part = window_part(classes, left, right, _between(left, right), block_size=block_size)
-    return from_residue(part.context, inputs)
+    return from_residue(_window(classes, left, right, block_size), inputs)
+
+
+def _window(inputs: Inputs, left: int | None, right: int | None, block_size: int) -> Float[Array, "*B T N V"]:
+    """The window alone: attention in blocks, which visits the blocks that the window touches."""
+    return dot_product_attention(
+        inputs.query, inputs.key, inputs.value, window=(left, right), query_offset=inputs.offset, key_lengths=inputs.lengths,
+        scale=inputs.scale, softcap=inputs.softcap, implementation="blockwise", block_sizes=(block_size, 2 * block_size),
+    )  # fmt: skip
 
 
 def _with_global_queries(context: Float[Array, "*B T N V"], inputs: Inputs, num_global: int) -> Float[Array, "*B T N V"]:
