@@ -13,9 +13,10 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from attn.block_loops import Plan
 from attn.block_structure import Structure, padded_arrays
 from attn.blocks import At, Blocks, choose_blocks, padded, visits
-from attn.blockwise import Plan, blockwise
+from attn.blockwise import blockwise
 from attn.dropout import row_bits
 from attn.isolation import has_nonfinite, poison
 from attn.normalize import log_sum

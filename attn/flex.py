@@ -22,9 +22,9 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from attn.block_loops import Plan
 from attn.block_mask import BlockMask, create_block_mask, hoisted_mask
 from attn.blocks import At, Blocks, choose_blocks, key_positions, query_positions
-from attn.blockwise import Plan
 from attn.dot_product_blocks import attend_in_blocks
 from attn.mods import MaskMod, ScoreMod
 from attn.mods.rule import Rule, hoisted
