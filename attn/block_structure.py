@@ -6,10 +6,11 @@ Causal, window, length and segment structure is known from where a block starts 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Shaped
 
 from attn.blocks import At, Blocks, key_positions, padded, query_positions, scores_block
 
@@ -64,7 +65,7 @@ class Structure:
         queries, keys = jnp.arange(0, T, sizes.bq)[:, None], jnp.arange(0, S, sizes.bk)
         last_query, last_key = queries + sizes.bq - 1, keys + sizes.bk - 1
         offset = _per_entry(arrays["offset"])
-        # key - query over the block: from its upper right corner... the least is last query to first key.
+        # Distances key - query over a block: the least is from its last query to its first key, the most the other way round.
         least, most = keys - (last_query + offset), last_key - (queries + offset)
         live, full = (
             jnp.ones((1, 1, *least.shape[2:]), bool),
@@ -113,15 +114,18 @@ def _of_mask(mask: Array, sizes: Blocks, rows: int, columns: int) -> tuple[Array
 
 
 def padded_arrays(arrays: dict[str, Any], sizes: Blocks) -> dict[str, Any]:
-    """The arrays of a structure with T and S padded to whole blocks; an axis of 1 that broadcasts stays."""
-    multiples = {
-        "query_segment_ids": ((1, sizes.bq),),
-        "key_segment_ids": ((1, sizes.bk),),
-        "mask": ((3, sizes.bq), (4, sizes.bk)),
-    }
+    """The arrays of a structure with T and S padded to whole blocks."""
     result = dict(arrays)
-    for name, axes in multiples.items():
-        for axis, multiple in axes if name in result else ():
-            if name != "mask" or result[name].shape[axis] > 1:
-                result[name] = padded(result[name], axis, multiple)
+    for name, block in (("query_segment_ids", sizes.bq), ("key_segment_ids", sizes.bk)):
+        if name in result:
+            result[name] = padded(result[name], 1, block)
+    if "mask" in result:
+        result["mask"] = padded_scores(result["mask"], sizes)
     return result
+
+
+def padded_scores(x: Shaped[Array, "#B #K #G #T #S"], sizes: Blocks) -> Shaped[Array, "..."]:
+    """A score-shaped array with T and S padded to whole blocks; an axis of 1, which broadcasts, stays."""
+    for axis, block in ((3, sizes.bq), (4, sizes.bk)):
+        x = padded(x, axis, block) if x.shape[axis] > 1 else x
+    return x

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attn.shapes import positive
 
-# On two CPU cores, at head size 64, 256 instead of 512 took 3 to 50 % longer, as each product is shared out among the cores.
+# On two CPU cores, heads of 64: 256 for 512 in one or both took 3 to 76 % longer, as the cores share out each product.
 QUERY_BLOCK, KEY_BLOCK = 512, 512
 # Elements of the score blocks of a group. Derivatives hold four such blocks at a time where the value holds one or two.
 GROUP_ELEMENTS, DERIVATIVE_GROUP_ELEMENTS = 2**20, 2**19

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from attn.block_loops import Plan
-from attn.block_structure import Structure, padded_arrays
+from attn.block_structure import Structure, padded_arrays, padded_scores
 from attn.blocks import At, Blocks, choose_blocks, padded, visits
 from attn.blockwise import blockwise
 from attn.dropout import row_bits
@@ -89,7 +89,7 @@ def attend_in_blocks(
         "value": padded(inputs["value"], 1, sizes.bk),
     }
     if "bias" in inputs:
-        whole["bias"] = padded_arrays({"mask": inputs["bias"]}, sizes)["mask"]
+        whole["bias"] = padded_scores(inputs["bias"], sizes)
     if "row_bits" in fixed:
         fixed = fixed | {"row_bits": padded(fixed["row_bits"], 3, sizes.bq)}
     live, full = structure.tables(masks, sizes, whole["query"].shape[1], whole["key"].shape[1])
