@@ -158,8 +158,7 @@ class BlockMask:
             ValueError: sizes that are no integers >= 1.
         """
         bq, bk = _checked_block_size((bq, bk))
-        touched = _touched(self.q_len, self.block_size[0], bq), _touched(self.kv_len, self.block_size[1], bk)
-        return _count(self.live, *touched) > 0, _count(~self.full, *touched) == 0
+        return covered(self.live, self.full, self.block_size, (self.q_len, self.kv_len), (bq, bk))
 
     def expect(self, batch: int, heads: int, q_len: int, kv_len: int) -> None:
         """Raise unless this is the mask of so many queries and keys, and of these batch entries and heads, or of 1 for all.
@@ -245,6 +244,18 @@ def _sizes(length: int, block: int) -> Int[Array, " X"]:
     return jnp.minimum(block, length - jnp.arange(0, length, block, dtype=jnp.int32))
 
 
+def covered(
+    live: Bool[Array, "B N I J"],
+    full: Bool[Array, "B N I J"],
+    block_size: Sequence[int],
+    lengths: Sequence[int],
+    other: Sequence[int],
+) -> tuple[Bool[Array, "B N X Y"], Bool[Array, "B N X Y"]]:
+    """Live and full of blocks of size `other`: live if any block touched is, full if all are."""
+    touched = [_touched(*sizes) for sizes in zip(lengths, block_size, other, strict=True)]
+    return _count(live, *touched) > 0, _count(~full, *touched) == 0
+
+
 def _touched(length: int, block: int, other: int) -> tuple[Int[Array, " X"], Int[Array, " X"]]:
     """For each block of `other` positions, the first block of `block` positions it touches, and the one after the last."""
     starts = jnp.arange(0, length, other, dtype=jnp.int32)
@@ -254,6 +265,8 @@ def _touched(length: int, block: int, other: int) -> tuple[Int[Array, " X"], Int
 
 def _count(table: Bool[Array, "B N I J"], rows: tuple[Array, Array], columns: tuple[Array, Array]) -> Int[Array, "B N X Y"]:
     """How many entries each rectangle of rows and columns has, by differences of running sums."""
-    sums = jnp.pad(jnp.cumsum(jnp.cumsum(table, axis=2, dtype=jnp.int32), axis=3), ((0, 0), (0, 0), (1, 0), (1, 0)))
+    # XLA takes seconds to evaluate jnp.cumsum of a constant while compiling, and this not.
+    by_row = jax.lax.associative_scan(jnp.add, table.astype(jnp.int32), axis=2)
+    sums = jnp.pad(jax.lax.associative_scan(jnp.add, by_row, axis=3), ((0, 0), (0, 0), (1, 0), (1, 0)))
     by_row = sums[:, :, rows[1]] - sums[:, :, rows[0]]
     return by_row[..., columns[1]] - by_row[..., columns[0]]

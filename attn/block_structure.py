@@ -6,7 +6,7 @@ Causal, window, length and segment structure is known from where a block starts 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jax import lax
@@ -15,8 +15,21 @@ from jaxtyping import Array, Bool, Shaped
 from attn.blocks import At, Blocks, key_positions, padded, query_positions, scores_block
 
 
+@runtime_checkable
+class Structure(Protocol):
+    """What attention in blocks knows of a mask; hashable, as the arrays that it reads are given at each call."""
+
+    def __call__(self, arrays: dict[str, Any], at: At, sizes: Blocks) -> Bool[Array, "#gb #gk #G #bq #bk"]:
+        """The allowed pairs of one block."""
+        ...
+
+    def tables(self, arrays: dict[str, Any], sizes: Blocks, T: int, S: int) -> tuple[Array, Array]:
+        """live and full, [#B #K I J], of T queries and S keys, padded to whole blocks."""
+        ...
+
+
 @dataclass(frozen=True)
-class Structure:
+class MaskStructure:
     """Which masks there are; their arrays are given at each call.
 
     arrays: offset [#B]; maybe query_lengths, key_lengths [#B]; maybe query_segment_ids [B T], key_segment_ids [B S]; maybe
@@ -32,13 +45,11 @@ class Structure:
         """The allowed pairs of one block."""
         keys, queries = key_positions(at, sizes), query_positions(at, sizes)
 
-        def entries(x: Array, start: Array, length: int) -> Array:
-            """[#B ...] -> [#gb ...] at the block."""
-            x = x if x.shape[0] == 1 else lax.dynamic_slice_in_dim(x, at.b, sizes.gb)
-            return x if x.ndim == 1 else lax.dynamic_slice_in_dim(x, start, length, axis=1)
-
         def scalar(name: str) -> Array:
-            return entries(arrays[name], at.b, 0)[:, None, None, None, None]
+            return entries(arrays[name], at, sizes)[:, None, None, None, None]
+
+        def ids(name: str, start: Array, length: int) -> Array:
+            return lax.dynamic_slice_in_dim(entries(arrays[name], at, sizes), start, length, axis=1)[:, None, None]
 
         distance = keys - (queries + scalar("offset"))
         allowed = jnp.broadcast_to(keys < self.key_length, (1, 1, 1, 1, sizes.bk))
@@ -53,9 +64,8 @@ class Structure:
         if "key_lengths" in arrays:
             allowed = allowed & (keys < scalar("key_lengths"))
         if "query_segment_ids" in arrays:
-            of_queries = entries(arrays["query_segment_ids"], at.i, sizes.bq)[:, None, None, :, None]
-            of_keys = entries(arrays["key_segment_ids"], at.j, sizes.bk)[:, None, None, None, :]
-            allowed = allowed & (of_queries == of_keys)
+            of_queries, of_keys = ids("query_segment_ids", at.i, sizes.bq), ids("key_segment_ids", at.j, sizes.bk)
+            allowed = allowed & (of_queries[..., :, None] == of_keys[..., None, :])
         if "mask" in arrays:
             allowed = allowed & scores_block(arrays["mask"], at, sizes)
         return allowed
@@ -93,6 +103,11 @@ class Structure:
             some, every = _of_mask(arrays["mask"], sizes, T // sizes.bq, S // sizes.bk)
             live, full = live & some, full & every
         return live, full
+
+
+def entries(x: Shaped[Array, "#B ..."], at: At, sizes: Blocks) -> Shaped[Array, "#gb ..."]:
+    """What x holds for the batch entries of a block."""
+    return x if x.shape[0] == 1 else lax.dynamic_slice_in_dim(x, at.b, sizes.gb)
 
 
 def _per_entry(x: Array) -> Array:

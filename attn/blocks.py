@@ -49,8 +49,13 @@ class At(NamedTuple):
     j: Int[Array, ""]
 
 
-def choose_blocks(B: int, K: int, G: int, T: int, S: int, block_sizes: Sequence[int] | None) -> tuple[Blocks, Blocks]:
-    """Sizes for value and derivatives: even parts of each length, and as many rows as the cache holds."""
+def choose_blocks(
+    B: int, K: int, G: int, T: int, S: int, block_sizes: Sequence[int] | None, heads_apart: bool = False
+) -> tuple[Blocks, Blocks]:
+    """Sizes for value and derivatives: even parts of each length, and as many rows as the cache holds.
+
+    A group visits what any of its rows needs: where heads differ in that, they are better apart.
+    """
     if block_sizes is not None and len(block_sizes) != 2:
         raise ValueError(f"block_sizes: expected two integers >= 1, got {block_sizes!r}")
     wanted_q, wanted_k = (max(QUERY_BLOCK // G, 64), KEY_BLOCK) if block_sizes is None else block_sizes
@@ -58,7 +63,8 @@ def choose_blocks(B: int, K: int, G: int, T: int, S: int, block_sizes: Sequence[
     limits = GROUP_ELEMENTS, DERIVATIVE_GROUP_ELEMENTS
     if jax.default_backend() != "cpu":
         limits = ACCELERATOR_GROUP_ELEMENTS, ACCELERATOR_GROUP_ELEMENTS
-    value, derivative = (_grouped(B, K, bq, bk, max(limit // (G * bq * bk), 1)) for limit in limits)
+    most = [1 if heads_apart else max(limit // (G * bq * bk), 1) for limit in limits]
+    value, derivative = (_grouped(B, K, bq, bk, rows) for rows in most)
     return value, derivative
 
 

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from attn.block_loops import Plan
-from attn.block_structure import Structure, padded_arrays, padded_scores
+from attn.block_structure import MaskStructure, Structure, padded_arrays, padded_scores
 from attn.blocks import At, Blocks, choose_blocks, padded, visits
 from attn.blockwise import blockwise
 from attn.dropout import row_bits
@@ -24,7 +24,7 @@ from attn.options import Lengths, Window, segment_ids, sides
 from attn.shapes import boolean_mask, compute_dtype, lengths_within, per_batch
 
 
-@partial(jax.jit, static_argnames=("structure", "masked", "block_sizes", "precision"))
+@partial(jax.jit, static_argnames=("structure", "masked", "block_sizes", "precision", "heads_apart"))
 def blockwise_attention(
     query: Float[Array, "*B T N H"],
     key: Float[Array, "*B S K H"],
@@ -40,6 +40,7 @@ def blockwise_attention(
     dropout_key: Array | None,
     block_sizes: Sequence[int] | None,
     precision: lax.PrecisionLike,
+    heads_apart: bool = False,
 ) -> tuple[Float[Array, "*B T N V"], Float[Array, "*B N T"]]:
     """Context and lse; `masks` are the arrays of `structure`, which is used only where `masked`."""
     *batch, T, N, H = query.shape
@@ -49,7 +50,7 @@ def blockwise_attention(
     if 0 in (*shapes, V):
         return jnp.zeros((*batch, T, N, V), dtype), jnp.full((*batch, N, T), -jnp.inf, dtype)
     split = partial(_split_heads, batch=batch, K=K, G=N // K)
-    sizes, derivative_sizes = choose_blocks(*shapes, block_sizes)
+    sizes, derivative_sizes = choose_blocks(*shapes, block_sizes, heads_apart)
     scaled = query.astype(dtype) * jnp.asarray(scale, dtype)
     inputs: dict[str, Any] = {
         "query": scaled.reshape(-1, T, K, N // K, H),
@@ -146,7 +147,7 @@ def structure_of(
     key_lengths: Lengths | None,
     query_segment_ids: ArrayLike | None,
     key_segment_ids: ArrayLike | None,
-) -> tuple[Structure, bool, dict[str, Array]]:
+) -> tuple[MaskStructure, bool, dict[str, Array]]:
     """All masks given, checked as `every_mask` checks them: the structure, whether it forbids anything, its arrays."""
     *batch, T, N, _ = query.shape
     S = key.shape[-3]
@@ -166,4 +167,4 @@ def structure_of(
         arrays["query_segment_ids"], arrays["key_segment_ids"] = ids[0].reshape(-1, T), ids[1].reshape(-1, S)
     left, right = (None, None) if window is None else sides(window)
     masked = len(arrays) > 1 or is_causal or left is not None or right is not None
-    return Structure(S, bool(is_causal), left, right), masked, arrays
+    return MaskStructure(S, bool(is_causal), left, right), masked, arrays

@@ -187,7 +187,8 @@ def _flex(
     if 0 in (B, N, T, S, V):
         return jnp.zeros((*batch, T, N, V), value.dtype)
     dtype = compute_dtype(query, key, value)
-    sizes, derivative_sizes = choose_blocks(B, K, G, T, S, block_sizes)
+    heads_apart = "block_mask" in masks and masks["block_mask"].heads > 1
+    sizes, derivative_sizes = choose_blocks(B, K, G, T, S, block_sizes, heads_apart)
     structure = _Masks(extra, (T, S))
     masked = bool(masks) or S % sizes.bk != 0
     inputs: dict[str, Any] = {

@@ -10,7 +10,8 @@ blocks
     block_sparse_attention      any Boolean matrix of blocks                                Gray et al. 2017, Zaheer et al. 2020
 top_k
     top_k_attention             the keys with the k largest scores                          Gupta et al. 2021, 2
-parts: what the patterns are made of
+pairs: which pairs of positions a pattern allows, and which blocks can be skipped
+parts: attention to the pairs of a pattern
 residues: positions that are equal modulo a stride, as batch entries
 """
 

@@ -1,8 +1,7 @@
 """Attention over part of the keys: what the sparse patterns are made of.
 
-A part is attention of all queries over some of the keys, with its lse, so that disjoint parts can be joined exactly.  Queries
-are cut into blocks, each block takes the slice of keys that it can reach, and the dense path computes all blocks as batch
-entries, under a mask made from absolute positions.  A window alone needs no parts: see `windows.py`.
+A pattern is computed in blocks, of which those without any visible pair are skipped.  A pattern that is a union is computed
+in disjoint parts, each with its lse, which are then joined exactly.
 """
 
 from __future__ import annotations
@@ -13,19 +12,20 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
+from attn.block_structure import Structure
 from attn.dot_product import dot_product_attention_and_lse
-from attn.isolation import attends_nonfinite, finite_or_zero, has_nonfinite, poison
-from attn.merge import merge_attention
+from attn.dot_product_blocks import blockwise_attention
 from attn.options import Lengths, checked_arrays, checked_scale, checked_softcap
 from attn.shapes import compute_dtype, lengths_within, per_batch
+from attn.sparse.pairs import Pattern, PatternStructure
 
 BLOCK_SIZE = 128
 """Queries in a block: enough for efficient products, few enough that a block reaches few keys outside their windows."""
 
-Visible = Callable[[Int[Array, "..."], Int[Array, "..."]], Bool[Array, "..."]]
-"""(query position, key position) -> whether the query may attend to the key."""
+Part = tuple[Float[Array, "*B T N V"], Float[Array, "*B N T"]]
+"""Context and lse of attention over some of the keys."""
 
 
 class Inputs(NamedTuple):
@@ -38,8 +38,6 @@ class Inputs(NamedTuple):
     lengths: Int[Array, "*#B"]
     scale: ArrayLike
     softcap: ArrayLike | None
-    nonfinite: Bool[Array, "*B S K"] | None = None
-    """Where `isolated` has taken NaN or Inf out of a key or value; None where they are as given."""
 
     @property
     def batch_axes(self) -> int:
@@ -55,17 +53,13 @@ class Inputs(NamedTuple):
 
     def with_keys(self, take: Callable[[Array], Array]) -> Inputs:
         """The inputs with `take` applied to all that is indexed by keys."""
-        key, value, nonfinite = jax.tree.map(take, (self.key, self.value, self.nonfinite))
-        return self._replace(key=key, value=value, nonfinite=nonfinite)
+        return self._replace(key=take(self.key), value=take(self.value))
 
-
-class Part(NamedTuple):
-    """Attention of all queries over some of the keys."""
-
-    context: Float[Array, "*B T N V"]
-    lse: Float[Array, "*B T N"]
-    nonfinite: Bool[Array, "*B T N"] | None
-    """Queries that attend to a key or value which `isolated` has changed."""
+    def structure_arrays(self) -> dict[str, Int[Array, "#B"]]:
+        """offset and key_lengths as attention in blocks takes them: one axis for the whole batch."""
+        batch = self.query.shape[:-3]
+        given = {"offset": self.offset, "key_lengths": self.lengths}
+        return {n: x.reshape(1) if x.size == 1 else jnp.broadcast_to(x, batch).reshape(-1) for n, x in given.items()}
 
 
 def checked(
@@ -88,79 +82,30 @@ def checked(
     return Inputs(query, key, value, offset, lengths, checked_scale(scale, query), checked_softcap(softcap))
 
 
-def isolated(inputs: Inputs) -> Inputs:
-    """The inputs without NaN and Inf in keys and values, for parts that are to be joined.
-
-    The share of a part in the joined context may be 0, and so may its cotangent, but 0 times NaN is NaN.  So they come back
-    only after the join, in `joined_context`.
-    """
-    nonfinite = has_nonfinite(inputs.key) | has_nonfinite(inputs.value)
-    return inputs._replace(key=finite_or_zero(inputs.key), value=finite_or_zero(inputs.value), nonfinite=nonfinite)
-
-
-def attend(inputs: Inputs, mask: Bool[Array, "*#B #T #S"]) -> Part:
-    """Dense attention under a mask that all heads share."""
-    mask = mask[..., None, :, :]
-    context, lse = dot_product_attention_and_lse(
-        inputs.query, inputs.key, inputs.value, mask=mask, scale=inputs.scale, softcap=inputs.softcap
-    )
-    lse = jnp.swapaxes(lse, -2, -1)
-    if inputs.nonfinite is None:
-        return Part(context, lse, None)
-    rows = attends_nonfinite(mask, jnp.swapaxes(inputs.nonfinite, -2, -1))
-    groups = inputs.query.shape[-2] // inputs.key.shape[-2]
-    return Part(context, lse, jnp.broadcast_to(jnp.swapaxes(jnp.repeat(rows, groups, axis=-2), -2, -1), lse.shape))
+def attend_in_blocks(
+    inputs: Inputs, structure: Structure, arrays: dict[str, Array], block_sizes: Sequence[int] | None, heads_apart: bool = False
+) -> Part:
+    """Attention to the pairs that a structure allows, see `attn.block_structure`, in the blocks that hold any."""
+    return blockwise_attention(
+        inputs.query, inputs.key, inputs.value, bias=None, structure=structure, masked=True, masks=arrays, scale=inputs.scale,
+        softcap=inputs.softcap, dropout_rate=0.0, dropout_key=None, block_sizes=block_sizes, precision=None,
+        heads_apart=heads_apart,
+    )  # fmt: skip
 
 
-def window_part(inputs: Inputs, left: int | None, right: int | None, visible: Visible, *, block_size: int = BLOCK_SIZE) -> Part:
-    """Attention to the visible keys, none of which is more than `left` before or `right` after the query.
-
-    Cost T (block_size + left + right); with an open side (None) T S.
-    """
-    T, S = inputs.queries, inputs.keys
-    if left is None or right is None:
-        length, reach = max(T, 1), S
-    else:
-        length = max(min(block_size, T), 1)
-        reach = max(min(S, length + left + right), 0)
-    first = inputs.offset[..., None] + length * jnp.arange(-(-T // length), dtype=jnp.int32)
-    # A slice that sticks out at one end is moved back: it then still holds every key in reach.
-    start = jnp.clip(first - (left or 0), 0, S - reach)
-    query_positions = first[..., None] + jnp.arange(length, dtype=jnp.int32)
-    key_positions = start[..., None] + jnp.arange(reach, dtype=jnp.int32)
-    real = key_positions < inputs.lengths[..., None, None]
-    mask = visible(query_positions[..., :, None], key_positions[..., None, :]) & real[..., None, :]
-    blocks = inputs.with_keys(lambda x: slices(x, start, reach))._replace(query=split(inputs.query, inputs.batch_axes, length))
-    return jax.tree.map(lambda x: unsplit(x, inputs.batch_axes, T), attend(blocks, mask))
+def attend_pattern(inputs: Inputs, pattern: Pattern, block_size: int = BLOCK_SIZE) -> Part:
+    """Attention to the pairs of a pattern."""
+    return attend_in_blocks(inputs, PatternStructure(pattern), inputs.structure_arrays(), (block_size, 2 * block_size))
 
 
-def column_part(inputs: Inputs, columns: Sequence[int], visible: Visible) -> Part:
-    """Attention to the visible ones of the keys at `columns`: cost T len(columns)."""
-    index = jnp.array(columns, jnp.int32)
-    query_positions = inputs.offset[..., None] + jnp.arange(inputs.queries, dtype=jnp.int32)
-    real = index < inputs.lengths[..., None]
-    mask = visible(query_positions[..., :, None], index) & real[..., None, :]
-    return attend(inputs.with_keys(lambda x: jnp.take(x, index, axis=inputs.batch_axes, mode="clip")), mask)
-
-
-def join(a: Part, b: Part) -> Part:
-    """Attention over the keys of both parts, of which no query has one in common."""
-    context, lse = merge_attention(a.context, jnp.swapaxes(a.lse, -2, -1), b.context, jnp.swapaxes(b.lse, -2, -1))
-    return Part(context, jnp.swapaxes(lse, -2, -1), a.nonfinite | b.nonfinite)
-
-
-def joined_context(part: Part) -> Float[Array, "*B T N V"]:
-    """The context, with NaN for the queries that attend to what `isolated` took out."""
-    return poison(part.context, part.nonfinite)
-
-
-def slices(x: Array, start: Int[Array, "*#B Q"], length: int) -> Array:
-    """x[start : start + length] for each start: [*B S ...] -> [*B Q length ...]."""
-
-    def take(start: Int[Array, " Q"], x: Array) -> Array:
-        return jax.vmap(lambda first: jax.lax.dynamic_slice_in_dim(x, first, length))(start)
-
-    return over_batch(take, start.ndim - 1)(start, x)
+def attend_window(
+    inputs: Inputs, left: int | None, right: int | None, block_sizes: Sequence[int] | None = (BLOCK_SIZE, 2 * BLOCK_SIZE)
+) -> Part:
+    """Attention to the keys around each query."""
+    return dot_product_attention_and_lse(
+        inputs.query, inputs.key, inputs.value, window=(left, right), query_offset=inputs.offset, key_lengths=inputs.lengths,
+        scale=inputs.scale, softcap=inputs.softcap, implementation="blockwise", block_sizes=block_sizes,
+    )  # fmt: skip
 
 
 def over_batch(function: Callable, batch_axes: int) -> Callable:

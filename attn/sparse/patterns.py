@@ -15,9 +15,11 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from attn.merge import merge_attention
 from attn.options import Lengths
 from attn.shapes import positive
-from attn.sparse.parts import Inputs, checked, column_part, isolated, join, joined_context, window_part
+from attn.sparse.pairs import EarlierEnds, OwnBlock
+from attn.sparse.parts import Inputs, attend_pattern, attend_window, checked
 from attn.sparse.residues import by_residue, from_residue
 
 
@@ -40,8 +42,8 @@ def strided_attention(
 
     The paper's A^(1) = {t ... p}, t = max(0, p - stride), holds one key more, which A^(2) holds as well: the union is this.
 
-    Equal to `dot_product_attention` under `strided_mask`, in value and gradient, in time and memory T (stride + S / stride) in
-    place of T S.
+    Equal to `dot_product_attention` under `strided_mask`, in value and gradient, in time T (stride + S / stride) in place of T S
+    and in memory T + S.
 
     Args:
         query: [*B T N H].
@@ -91,8 +93,8 @@ def fixed_attention(
 
         floor(j / stride) = floor(p / stride)   or   j mod stride >= stride - summary
 
-    Equal to `dot_product_attention` under `fixed_mask`, in value and gradient, in time and memory
-    T (stride + summary S / stride) in place of T S.
+    Equal to `dot_product_attention` under `fixed_mask`, in value and gradient, in time T (stride + summary S / stride)
+    in place of T S and in memory T + S.
 
     Args:
         query: [*B T N H].
@@ -130,18 +132,20 @@ def fixed_attention(
 
 @partial(jax.jit, static_argnames="stride")
 def _strided(inputs: Inputs, stride: int) -> Float[Array, "*B T N V"]:
-    inputs = isolated(inputs)
-    run = window_part(inputs, stride - 1, 0, lambda p, j: (j <= p) & (p - j < stride))
+    run = attend_window(inputs, stride - 1, 0)
     # Positions are places in a residue class here; the nearest key of the class before the query lies outside its run.
-    classes = window_part(by_residue(inputs, stride), None, -1, lambda p, j: j < p)
-    columns = jax.tree.map(lambda x: from_residue(x, inputs), classes)
-    return joined_context(join(run, columns))
+    classes = by_residue(inputs, stride)
+    context, lse = attend_window(classes._replace(offset=classes.offset - 1), None, 0, None)
+    lse = jnp.swapaxes(from_residue(jnp.swapaxes(lse, -2, -1), inputs), -2, -1)
+    context, _ = merge_attention(*run, from_residue(context, inputs), lse)
+    return context
 
 
 @partial(jax.jit, static_argnames=("stride", "summary"))
 def _fixed(inputs: Inputs, stride: int, summary: int) -> Float[Array, "*B T N V"]:
-    inputs = isolated(inputs)
-    own = window_part(inputs, stride - 1, 0, lambda p, j: (j <= p) & (j // stride == p // stride))
-    ends = [j for j in range(inputs.keys) if j % stride >= stride - summary]
-    earlier = column_part(inputs, ends, lambda p, j: j // stride < p // stride)
-    return joined_context(join(own, earlier))
+    own = attend_pattern(inputs, OwnBlock(stride))
+    ends = jnp.array([j for j in range(inputs.keys) if j % stride >= stride - summary], jnp.int32)
+    at_ends = inputs.with_keys(lambda x: jnp.take(x, ends, axis=inputs.batch_axes, mode="clip"))
+    at_ends = at_ends._replace(lengths=jnp.sum(ends < inputs.lengths[..., None], axis=-1, dtype=jnp.int32))
+    context, _ = merge_attention(*own, *attend_pattern(at_ends, EarlierEnds(stride, summary)))
+    return context

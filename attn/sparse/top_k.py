@@ -16,10 +16,11 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from attn.dense import dense_scores
+from attn.dot_product import dot_product_attention
 from attn.isolation import finite_or_zero, has_nonfinite
 from attn.options import Lengths
 from attn.shapes import boolean_mask, positive
-from attn.sparse.parts import BLOCK_SIZE, Inputs, attend, checked, split, unsplit
+from attn.sparse.parts import BLOCK_SIZE, Inputs, checked, split, unsplit
 
 
 def top_k_attention(
@@ -142,5 +143,8 @@ def _attend_selected(
         return taken.reshape(*batch, heads, count, k, 1, x.shape[-1])
 
     alone = inputs.with_keys(take)._replace(query=jnp.swapaxes(query, -3, -2)[..., None, None, :])
-    context = attend(alone, seen[..., None, :]).context
+    mask = seen[..., None, None, :]
+    context = dot_product_attention(
+        alone.query, alone.key, alone.value, mask=mask, scale=inputs.scale, softcap=inputs.softcap, implementation="dense"
+    )
     return jnp.swapaxes(context[..., 0, 0, :], -3, -2)

@@ -12,24 +12,12 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
-from attn.dot_product import dot_product_attention
 from attn.options import Lengths
 from attn.shapes import positive, size
-from attn.sparse.parts import (
-    BLOCK_SIZE,
-    Inputs,
-    attend,
-    checked,
-    column_part,
-    isolated,
-    join,
-    joined_context,
-    over_batch,
-    slices,
-    window_part,
-)
+from attn.sparse.pairs import WindowWithGlobalTokens
+from attn.sparse.parts import BLOCK_SIZE, Inputs, attend_pattern, attend_window, checked
 from attn.sparse.residues import by_residue, from_residue
 
 
@@ -54,8 +42,8 @@ def sliding_window_attention(
         -left <= j - p <= right   or   j < num_global   or   0 <= p < num_global
 
     Equal to `dot_product_attention` under that mask (`sliding_window_mask` if num_global is 0), in value and gradient, in
-    time T (left + right + block_size) + (T + S) num_global in place of T S.  Without global tokens memory is T + S, with them
-    as much as the time.
+    time T (left + right + block_size) + (T + S) max(num_global, block_size) in place of T S, without the last term if there are
+    no global tokens, and in memory T + S.
 
     Args:
         query: [*B T N H].
@@ -159,54 +147,17 @@ def dilated_attention(
 def _sliding_window(
     inputs: Inputs, left: int | None, right: int | None, num_global: int, block_size: int
 ) -> Float[Array, "*B T N V"]:
-    if not num_global:
-        return _window(inputs, left, right, block_size)
-
-    def around(p: Int[Array, "..."], j: Int[Array, "..."]) -> Bool[Array, "..."]:
-        return _between(left, right)(p, j) & (j >= num_global)
-
-    inputs = isolated(inputs)
-    window = window_part(inputs, left, right, around, block_size=block_size)
-    tokens = column_part(inputs, range(min(num_global, inputs.keys)), lambda p, j: j < num_global)
-    return _with_global_queries(joined_context(join(window, tokens)), inputs, num_global)
+    if num_global:
+        context, _ = attend_pattern(inputs, WindowWithGlobalTokens(left, right, num_global), block_size)
+    else:
+        context, _ = attend_window(inputs, left, right, (block_size, 2 * block_size))
+    return context
 
 
 @partial(jax.jit, static_argnames=("left", "right", "dilation", "block_size"))
 def _dilated(inputs: Inputs, left: int | None, right: int | None, dilation: int, block_size: int) -> Float[Array, "*B T N V"]:
-    classes = by_residue(inputs, dilation)
-    return from_residue(_window(classes, left, right, block_size), inputs)
-
-
-def _window(inputs: Inputs, left: int | None, right: int | None, block_size: int) -> Float[Array, "*B T N V"]:
-    """The window alone: attention in blocks, which visits the blocks that the window touches."""
-    return dot_product_attention(
-        inputs.query, inputs.key, inputs.value, window=(left, right), query_offset=inputs.offset, key_lengths=inputs.lengths,
-        scale=inputs.scale, softcap=inputs.softcap, implementation="blockwise", block_sizes=(block_size, 2 * block_size),
-    )  # fmt: skip
-
-
-def _with_global_queries(context: Float[Array, "*B T N V"], inputs: Inputs, num_global: int) -> Float[Array, "*B T N V"]:
-    """The context, with that of the queries at positions 0 ... num_global - 1 replaced by attention to all keys."""
-    count = min(num_global, inputs.queries)
-    first = jnp.clip(-inputs.offset, 0, inputs.queries - count)[..., None]
-    rows = first + jnp.arange(count, dtype=jnp.int32)
-    position = rows + inputs.offset[..., None]
-    is_global = (position >= 0) & (position < num_global)
-    real = jnp.arange(inputs.keys, dtype=jnp.int32) < inputs.lengths[..., None]
-    query = jnp.squeeze(slices(inputs.query, first, count), axis=inputs.batch_axes)
-    part = attend(inputs._replace(query=query), is_global[..., :, None] & real[..., None, :])
-    # The slice holds other queries where fewer than num_global are there: they are sent out of range, and dropped.
-    rows = jnp.where(is_global, rows, inputs.queries)
-    put = over_batch(lambda rows, x, new: x.at[rows].set(new, mode="drop"), inputs.batch_axes)
-    return put(rows, context, joined_context(part))
-
-
-def _between(left: int | None, right: int | None):
-    def visible(p: Int[Array, "..."], j: Int[Array, "..."]) -> Bool[Array, "..."]:
-        before, after = left is None or j - p >= -left, right is None or j - p <= right
-        return jnp.full(jnp.broadcast_shapes(p.shape, j.shape), True) & before & after
-
-    return visible
+    context, _ = attend_window(by_residue(inputs, dilation), left, right, (block_size, 2 * block_size))
+    return from_residue(context, inputs)
 
 
 def _side(name: str, value: int | None) -> int | None:

@@ -52,6 +52,10 @@ def program_of(case: Case, comparison: Comparison, arrays: Sequence[Array]) -> P
     return compiled(attend, arrays[:3]) if comparison.of_pass == "forward" else compiled(gradient_of(attend), arrays)
 
 
+REST = 0.3
+"""Seconds at most between two runs: what the first has freed is given back to the system after its result is there."""
+
+
 def seconds_of(run: Callable[[], Any]) -> float:
     """Wall time of one run."""
     started = time.perf_counter()
@@ -65,6 +69,7 @@ def take_turns(runs: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str,
     for repeat in range(repeats):
         for name in list(runs)[:: -1 if repeat % 2 else 1]:
             samples[name].append(seconds_of(runs[name]))
+            time.sleep(min(samples[name][-1], REST))
     return samples
 
 
