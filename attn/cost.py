@@ -12,11 +12,13 @@ each weight.  The paper's h is our `num_heads`, its d_k and d_v our `head_dim` a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from attn.additive_blocks import choose_blocks
 from attn.shapes import size
 
 IMPLEMENTATIONS = ("dense", "blockwise")
@@ -117,8 +119,7 @@ def attention_cost(
     Reference: Vaswani et al. Attention is all you need. 2017, section 3.2.2 and table 1; in blocks, Dao et al.
     FlashAttention. 2022, section 3.1.
     """
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"implementation: expected one of {', '.join(map(repr, IMPLEMENTATIONS))}, got {implementation!r}")
+    _check_implementation(implementation)
     layer = _layer(model_dim, num_heads, num_kv_heads, head_dim, value_dim, key_input_dim, use_bias, dtype)
     B, T, S, new = _lengths(batch, query_length, key_length, cached_length)
     pairs = T * S if pairs is None else _at_most("pairs", pairs, T * S, "T S")
@@ -206,12 +207,13 @@ def additive_cost(
     cached_length: int = 0,
     value_dim: int | None = None,
     dtype: DTypeLike = jnp.float32,
+    implementation: str = "dense",
 ) -> AttentionCost:
     """Cost of `additive_attention`, v . tanh(W q_i + U k_j).
 
         parameters   = (Dq + Dk + 1) A
         flops        = 2 B (T Dq A + S Dk A + T S A + T S V)
-        hidden_bytes = B T S A itemsize       A times the weights
+        hidden_bytes = B T S A itemsize       A times the weights; at most about 2^20 elements in blocks, on a CPU
 
     Args:
         query_dim: Dq.
@@ -223,13 +225,14 @@ def additive_cost(
         cached_length: how many of the S keys are projected already, by `project_keys`.
         value_dim: V; the values are the keys if not given.
         dtype: of parameters, inputs and projected keys; scores and weights are in float32 or wider.
+        implementation: "dense" or "blockwise", see `select_additive_implementation`.
 
     Returns:
         AttentionCost; cache_bytes are those of projected keys and values.
 
     Raises:
         TypeError: a dtype that is not floating.
-        ValueError: a size that is no integer >= 0, or more cached keys than keys.
+        ValueError: a size that is no integer >= 0, more cached keys than keys, or another implementation.
 
     >>> cost = additive_cost(1000, 2000, 1000, batch=80, query_length=1, key_length=50, cached_length=50)
     >>> cost.parameters, cost.hidden_bytes // cost.weights_bytes
@@ -242,13 +245,15 @@ def additive_cost(
     V = Dk if value_dim is None else size("value_dim", value_dim)
     B, T, S, new = _lengths(batch, query_length, key_length, cached_length)
     itemsize = _itemsize(dtype)
+    _check_implementation(implementation)
+    held = prod(choose_blocks(B, T, S, A)) if implementation == "blockwise" else B * T * S
     return AttentionCost(
         projection_parameters=(Dq + Dk + 1) * A,
         projection_flops=2 * B * (T * Dq + new * Dk) * A,
         score_flops=2 * B * T * S * A,
         context_flops=2 * B * T * S * V,
         weights_bytes=B * T * S * _wide(itemsize),
-        hidden_bytes=B * T * S * A * _wide(itemsize),
+        hidden_bytes=held * A * _wide(itemsize),
         cache_bytes=B * S * (A + V) * itemsize,
         input_bytes=B * (T * Dq + new * Dk + (0 if value_dim is None else S * V)) * itemsize,
         output_bytes=B * T * V * itemsize,
@@ -334,6 +339,11 @@ def _lengths(batch, query_length, key_length, cached_length) -> tuple[int, int, 
     B, T, cached = size("batch", batch), size("query_length", query_length), size("cached_length", cached_length)
     S = T + cached if key_length is None else size("key_length", key_length)
     return B, T, S, S - _at_most("cached_length", cached, S, "S")
+
+
+def _check_implementation(implementation: str) -> None:
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"implementation: expected one of {', '.join(map(repr, IMPLEMENTATIONS))}, got {implementation!r}")
 
 
 def _block(block_sizes: Sequence[int], T: int, S: int) -> int:

@@ -62,6 +62,29 @@ def dot_product(query, key, value, mask, *, bias=None, scale=None, softcap=None)
     return context, sums, alpha
 
 
+def dot_product_and_gradients(query, key, value, mask, factor, *, bias, softcap, context_weight, lse_weight):
+    """Context, lse, and the gradients of sum(context * context_weight) + sum(lse * lse_weight) to query, key, value and scores.
+
+    All pairs at once, where `dot_product` goes pair by pair: for long inputs.  `factor` multiplies the weights (dropout).
+    """
+    N, K, scale = query.shape[1], key.shape[1], query.shape[-1] ** -0.5
+    keys, values = (np.repeat(x, N // K, axis=1) for x in (key, value))
+    s = scale * np.einsum("tnh,snh->nts", query, keys) + bias
+    e = np.where(mask, softcap * np.tanh(s / softcap), -np.inf)
+    peak = np.maximum(e.max(-1, initial=-np.inf), np.finfo(float).min)
+    total = np.exp(e - peak[..., None]).sum(-1)
+    alpha = np.exp(e - peak[..., None]) / np.where(total == 0, 1, total)[..., None]
+    context, sums = np.einsum("nts,snv->tnv", alpha * factor, values), np.full(total.shape, -np.inf)
+    sums[total > 0] = peak[total > 0] + np.log(total[total > 0])
+    # d context / d e and d lse / d e, then back through the cap and the product.
+    to_alpha = factor * np.einsum("tnv,snv->nts", context_weight, values)
+    to_e = alpha * (to_alpha - (alpha * to_alpha).sum(-1, keepdims=True) + lse_weight[..., None])
+    to_s = to_e * (1 - np.tanh(s / softcap) ** 2)
+    grouped = [np.einsum("nts,tnh->snh", *pair) for pair in ((scale * to_s, query), (alpha * factor, context_weight))]
+    to_key, to_value = (x.reshape(len(key), K, N // K, -1).sum(2) for x in grouped)
+    return context, sums, scale * np.einsum("nts,snh->tnh", to_s, keys), to_key, to_value, to_s
+
+
 def additive(query, keys, values, params, mask):
     """Context [T V] and weights [T S] of query [T Dq], keys [S Dk], values [S V], mask [T S]."""
     W, U, v = params

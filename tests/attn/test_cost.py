@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import attn
+from attn.additive_blocks import choose_blocks
 from attn.cost import additive_cost, attention_cost, linear_cost, window_pairs
 
 # B, T, S, D, N, K, H, V, Dk, A all different, so that no two can be confused.
@@ -133,6 +134,16 @@ def test_flops_and_bytes_of_additive_attention():
     keys_are_values = additive_cost(D, DK, A, batch=B, query_length=T, key_length=S)
     assert keys_are_values.input_bytes == query.nbytes + keys.nbytes
     assert keys_are_values.context_flops == 2 * B * T * S * DK
+
+
+def test_hidden_bytes_of_additive_attention_in_blocks():
+    sizes = {"batch": 16, "query_length": 128, "key_length": 128}
+    cost = additive_cost(512, 512, 512, **sizes, implementation="blockwise")
+    blocks = choose_blocks(16, 128, 128, 512)
+    assert cost.hidden_bytes == 4 * 512 * blocks.gb * blocks.bt * blocks.bs <= 4 * 2**20
+    assert cost._replace(hidden_bytes=0) == additive_cost(512, 512, 512, **sizes)._replace(hidden_bytes=0)
+    with pytest.raises(ValueError, match=r"implementation: expected one of 'dense', 'blockwise', got 'fast'"):
+        additive_cost(512, 512, 512, **sizes, implementation="fast")
 
 
 @pytest.mark.usefixtures("quick_compilation")
