@@ -78,7 +78,7 @@ from attn.additive import AdditiveParams, additive_attention, additive_scores, a
 from attn.additive_blocks import select_additive_implementation
 from attn.block_mask import BlockMask, create_block_mask
 from attn.cost import AttentionCost, additive_cost, attention_cost, linear_cost, window_pairs
-from attn.dot_product import dot_product_attention, dot_product_attention_and_lse, dot_product_weights, select_implementation
+from attn.dot_product import dot_product_attention, dot_product_attention_and_lse, dot_product_weights
 from attn.feature_maps import random_features
 from attn.flex import flex_attention
 from attn.hard import (
@@ -150,6 +150,7 @@ from attn.positions import (
     t5_bias,
     t5_bucket,
 )
+from attn.selection import select_implementation
 from attn.sparse import (
     block_sparse_attention,
     dilated_attention,

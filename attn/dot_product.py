@@ -5,19 +5,20 @@
     context = weights V                   eq. 1
 
 In this order: scale query -> q . k -> + bias -> softcap -> mask -> softmax -> dropout -> . v.  One meaning for every
-implementation; `select_implementation` says which one "auto" takes.
+implementation; `attn.select_implementation` says which one "auto" takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from functools import partial
 from typing import Annotated
 
 import jax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from attn.cudnn import Options, cudnn_attention, misfit
 from attn.dense import dense_attention, dense_lse, dense_weights
 from attn.dot_product_blocks import blockwise_attention, structure_of
 from attn.options import (
@@ -30,8 +31,7 @@ from attn.options import (
     checked_softcap,
     every_mask,
 )
-
-IMPLEMENTATIONS = ("auto", "dense", "blockwise")
+from attn.selection import chosen_implementation
 
 
 def dot_product_attention(
@@ -78,7 +78,8 @@ def dot_product_attention(
         query_segment_ids, key_segment_ids: integers [*B T] and [*B S]; a query sees the keys of its own segment.
         dropout_rate: probability in [0, 1) that a weight is dropped, independently for each batch entry, head and pair.
         dropout_key: random key of the dropout.
-        implementation: "dense", all scores at once; "blockwise", memory O(T + S); "auto" (see `select_implementation`).
+        implementation: "dense", all scores at once; "blockwise", memory O(T + S); "cudnn", memory O(T + S) on CUDA devices,
+            for the arrays and options of which cuDNN has the same meaning; "auto" (see `select_implementation` for both).
         block_sizes: (queries, keys) of a block at most, for "blockwise"; chosen by the shapes if not given.
         precision: of the matrix products, as in `jax.lax.dot_general`.
 
@@ -88,7 +89,8 @@ def dot_product_attention(
     Raises:
         TypeError: a mask that is not Boolean, an array of the wrong kind of dtype.
         ValueError: shapes that do not fit together, softcap <= 0, a dropout rate outside [0, 1) or without key, segment ids
-            of one side only, lengths beyond T or S, a negative window, an unknown implementation.
+            of one side only, lengths beyond T or S, a negative window, an unknown implementation, "cudnn" without a CUDA device
+            or with an argument it has no meaning for.
 
     >>> import jax.numpy as jnp
     >>> x = jnp.array([[[1.0, 0.0]], [[0.0, 1.0]]])   # T = 2, one head, H = 2
@@ -176,7 +178,6 @@ def _attend(
     precision: jax.lax.PrecisionLike,
 ) -> tuple[Array, Array | None]:
     query, key, value = checked_arrays(query, key, value)
-    chosen = _chosen(implementation, block_sizes, query, key)
     masks = (
         query, key, mask, is_causal, query_offset, window, query_lengths, key_lengths, query_segment_ids, key_segment_ids
     )  # fmt: skip
@@ -184,13 +185,26 @@ def _attend(
         "bias": checked_bias(bias, query, key), "scale": checked_scale(scale, query), "softcap": checked_softcap(softcap),
         "dropout_rate": dropout_rate, "dropout_key": active_dropout_key(dropout_rate, dropout_key), "precision": precision,
     }  # fmt: skip
+    unsupported = {
+        "bias": bias, "mask": mask, "window": window, "softcap": softcap, "query_lengths": query_lengths,
+        "key_lengths": key_lengths, "query_segment_ids": query_segment_ids, "key_segment_ids": key_segment_ids,
+        "dropout_rate": None if options["dropout_key"] is None else dropout_rate, "block_sizes": block_sizes,
+        "precision": precision,
+    }  # fmt: skip
+    cudnn_misfit = partial(
+        misfit, query, key, value, is_causal=is_causal, query_offset=query_offset, scale=options["scale"], unsupported=unsupported
+    )
+    chosen = chosen_implementation(implementation, block_sizes, query, key, cudnn_misfit)
+    lse = None
+    if chosen == "cudnn":
+        context = cudnn_attention(query, key, value, options=Options(float(options["scale"]), bool(is_causal)))
     if chosen == "dense":
         every = every_mask(*masks)
         context, total, peak = dense_attention(query, key, value, mask=every, **options)
         lse = dense_lse(key, every, total, peak) if with_lse else None
-    else:
+    elif chosen == "blockwise" or with_lse:
         structure, masked, arrays = structure_of(*masks)
-        context, lse = blockwise_attention(
+        in_blocks, lse = blockwise_attention(
             query,
             key,
             value,
@@ -200,6 +214,7 @@ def _attend(
             block_sizes=None if block_sizes is None else tuple(block_sizes),
             **options,
         )
+        context = in_blocks if chosen == "blockwise" else context
     return context.astype(value.dtype), lse
 
 
@@ -248,36 +263,3 @@ def dot_product_weights(
         query, key, bias=checked_bias(bias, query, key), mask=mask, scale=checked_scale(scale, query),
         softcap=checked_softcap(softcap), precision=precision,
     )  # fmt: skip
-
-
-def select_implementation(query_length: int, key_length: int, rows: int = 1) -> str:
-    """The implementation that "auto" stands for: a pure rule of the shapes.
-
-    Blocks pay where the scores do not stay in the cache; a single query has no scores to save.  The crossover was measured on
-    two CPU cores with heads of 64: below 2^21 scores (8 heads at T = S = 512) both take about the same time.
-
-    Args:
-        query_length: T.
-        key_length: S.
-        rows: number of heads, over all batch entries.
-
-    Returns:
-        "blockwise" from 2^21 scores and 16 queries on, else "dense".
-
-    >>> select_implementation(128, 128), select_implementation(4096, 4096), select_implementation(1, 65536, rows=64)
-    ('dense', 'blockwise', 'dense')
-    """
-    return "blockwise" if query_length >= 16 and query_length * key_length * rows >= 2**21 else "dense"
-
-
-def _chosen(implementation: str, block_sizes: Sequence[int] | None, query: Array, key: Array) -> str:
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"implementation: expected one of {', '.join(map(repr, IMPLEMENTATIONS))}, got {implementation!r}")
-    if block_sizes is not None and implementation == "auto":
-        implementation = "blockwise"
-    if implementation == "auto":
-        *batch, T, N, _ = query.shape
-        implementation = select_implementation(T, key.shape[-3], prod(batch) * N)
-    if block_sizes is not None and implementation == "dense":
-        raise ValueError(f"block_sizes: expected None for the dense implementation, which has no blocks, got {block_sizes!r}")
-    return implementation

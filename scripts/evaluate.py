@@ -18,7 +18,7 @@ from seq2seq.translation.output import TranslationProgress
 def main(
     run: tyro.conf.Positional[Path],
     split: Literal["train", "dev", "test"] = "test",
-    checkpoint: Literal["best", "latest"] = "best",
+    checkpoint: Literal["best", "latest", "average"] = "best",
     beam_size: int | None = None,
     length_penalty: Literal["gnmt", "power", "none"] | None = None,
     alpha: float | None = None,

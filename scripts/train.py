@@ -21,11 +21,13 @@ def main() -> int:
     parser.add_argument("config", type=Path, help="TOML file; every key it leaves out has a default")
     parser.add_argument("--run-dir", type=Path, help="folder of the run (default: runs/<name of the config file>)")
     parser.add_argument("--resume", action="store_true", help="go on from the run's latest checkpoint, if there is one")
+    parser.add_argument("--profile", action="store_true", help="write a trace of ten steps to <run>/profile")
     arguments, config = config_from_command_line(parser)
     from seq2seq.training import train
 
+    run_dir = arguments.run_dir or Path("runs") / arguments.config.stem
     try:
-        outcome = train(config, arguments.run_dir or Path("runs") / arguments.config.stem, resume=arguments.resume)
+        outcome = train(config, run_dir, resume=arguments.resume, profile=arguments.profile)
     except ConfigError as error:  # found out from the corpus, such as a vocabulary that it cannot fill
         error.file = error.file or arguments.config
         raise

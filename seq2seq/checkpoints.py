@@ -1,12 +1,12 @@
 """Save and restore a run; load a trained run for translation.
 
-    runs/<name>/checkpoints/latest/<step>/   the last two states of training
+    runs/<name>/checkpoints/latest/<step>/   the last states of training (training.keep_checkpoints of them)
     runs/<name>/checkpoints/best/<step>/     parameters of the best evaluation
 
-A checkpoint holds `model` (parameters), for `latest` also `optimizer`, and `meta`: step, position in the data, stopper,
-minutes and the hashes of the tokenizers.  Orbax writes each under a temporary name and renames it when complete, so a
-killed process leaves the checkpoint before it.  One that is damaged is passed over in favour of the one before, and
-this is said.
+A checkpoint holds `model` (parameters), for `latest` also `optimizer` and maybe `average`, and `meta`: step, position in the
+data, stopper, minutes and the hashes of the tokenizers.  Orbax writes each under a temporary name and renames it when
+complete, so a killed process leaves the checkpoint before it.  One that is damaged is passed over in favour of the one
+before, and this is said.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from flax import nnx
 from seq2seq.config import Config, ConfigError, load_config
 from seq2seq.model import EncoderDecoder, build_model
 from seq2seq.tokenizer import Tokenizers, load_tokenizers
+
+CHECKPOINTS = ("best", "latest", "average")
+"""What a run can be loaded from."""
 
 
 class CheckpointError(ValueError):
@@ -67,9 +70,25 @@ class CheckpointStore:
             try:
                 return self._restore_step(step, templates)
             except Exception as error:  # whatever a damaged file makes the readers raise
-                failures.append(f"step {step}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+                failures.append(f"step {step}: {_first_line(error)}")
                 warn(f"{self.folder / str(step)} cannot be read ({failures[-1]}); trying the one before")
         raise CheckpointError(f"{self.folder}: expected a readable checkpoint, but " + "; ".join(failures))
+
+    def restore_mean(self, template: Any) -> tuple[dict[str, Any], Any]:
+        """(meta of the newest, mean of the parameters) over all checkpoints (Vaswani et al. 2017, section 6.1).
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        meta, trees = self.restore(model=template)
+        models = [trees["model"]]
+        for step in self.steps:
+            if step < meta["step"]:
+                try:
+                    models.append(self._restore_step(step, {"model": template})[1]["model"])
+                except Exception as error:
+                    warn(f"{self.folder / str(step)} cannot be read ({_first_line(error)}); the average is without it")
+        return meta, jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *models)
 
     def discard_after(self, step: int) -> None:
         """Remove checkpoints newer than `step`: damaged, or written after the state that training goes on from."""
@@ -81,6 +100,10 @@ class CheckpointStore:
         items = {name: ocp.args.StandardRestore(jax.tree.map(abstract, tree)) for name, tree in templates.items()}
         restored = self.manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore(), **items))
         return restored.meta, {name: restored[name] for name in templates}
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def abstract(leaf: jax.Array) -> jax.ShapeDtypeStruct:
@@ -101,20 +124,20 @@ class Run:
 
 
 def load_run(run_dir: str | Path, checkpoint: str = "best") -> Run:
-    """The model of a run at its "best" or "latest" checkpoint.
+    """The model of a run at its "best" or "latest" checkpoint, or the "average" of its latest ones.
 
     Raises:
         ConfigError: the folder is no run, or its tokenizer is not the one the model was trained with.
         CheckpointError: it has no usable checkpoint.
     """
     run_dir = Path(run_dir)
-    if checkpoint not in ("best", "latest"):
-        raise ConfigError("checkpoint", "'best' or 'latest'", repr(checkpoint))
+    if checkpoint not in CHECKPOINTS:
+        raise ConfigError("checkpoint", f"one of {', '.join(map(repr, CHECKPOINTS))}", repr(checkpoint))
     if not (run_dir / "config.toml").is_file():
         raise ConfigError("run", "a run folder with config.toml (made by scripts/train.py)", "none", run_dir)
     config = load_config(run_dir / "config.toml")
     tokenizers = load_tokenizers(run_dir)
-    kind = checkpoint
+    kind = "latest" if checkpoint == "average" else checkpoint
     if kind == "best" and not _has_checkpoint(run_dir, "best") and _has_checkpoint(run_dir, "latest"):
         warn(f"{run_dir} has no best checkpoint yet; using the latest")
         kind = "latest"
@@ -122,11 +145,16 @@ def load_run(run_dir: str | Path, checkpoint: str = "best") -> Run:
         raise CheckpointError(f"{run_dir}: expected a {kind} checkpoint, found none (train first: scripts/train.py)")
     model = new_model(config, tokenizers)
     params = nnx.state(model, nnx.Param)
-    meta, trees = CheckpointStore(run_dir, kind, keep=2 if kind == "latest" else 1).restore(model=params)
+    store = CheckpointStore(run_dir, kind, keep=config.training.keep_checkpoints if kind == "latest" else 1)
+    if checkpoint == "average":
+        meta, mean = store.restore_mean(params)
+    else:
+        meta, trees = store.restore(model=params)
+        mean = trees["model"]
     if meta["tokenizers"] != tokenizers.sha256:
         raise ConfigError("tokenizer", f"the model trained with, sha256 {meta['tokenizers']}", tokenizers.sha256, run_dir)
-    nnx.update(model, trees["model"])
-    return Run(config, model, tokenizers, meta["step"], run_dir, kind)
+    nnx.update(model, mean)
+    return Run(config, model, tokenizers, meta["step"], run_dir, "average" if checkpoint == "average" else kind)
 
 
 def new_model(config: Config, tokenizers: Tokenizers) -> nnx.Module:

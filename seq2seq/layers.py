@@ -16,6 +16,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, DTypeLike, Float, Int, Key
 
 import attn
+from seq2seq.cached_attention import Ancestry, Cache, SourceMemory, append, attend_to_cache, attend_to_source
 
 
 def dense(x: Float[Array, "*B D"], kernel: Float[Array, "D E"], bias: Float[Array, "E"] | None = None) -> Float[Array, "*B E"]:
@@ -40,6 +41,13 @@ def dropout(x: Float[Array, "*B"], rate: float, key: Key[Array, ""] | None) -> F
     bits = bits ^ (bits >> 16)
     keep = bits.reshape(x.shape) >= jnp.uint32(round(rate * 2**32))
     return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))
+
+
+def word_dropout(x: Float[Array, "*B D"], rate: float, key: Key[Array, ""] | None) -> Float[Array, "*B D"]:
+    """Dropout of whole rows, each the embedding of a word (Sennrich, Haddow and Birch 2016)."""
+    if rate == 0.0 or key is None:
+        return x
+    return x * dropout(jnp.ones((*x.shape[:-1], 1), x.dtype), rate, key)
 
 
 def split_key(key: Key[Array, ""] | None, count: int) -> list[Key[Array, ""] | None]:
@@ -173,15 +181,19 @@ class MultiHeadAttention(nnx.Module):
         options |= {"bias": relation.bias(query), "dropout_rate": rate, "dropout_key": dropout_key}
         return attn.project_output(params, attn.dot_product_attention(query, *memory, **options))
 
-    def step(self, x: Float[Array, "B T D"], relation: Relation, cache: attn.KVCache):
-        """Self-attention of the next T tokens to the cache and themselves: output, new cache.  A row that overflows is NaN."""
-        params, offset = self.params(x.dtype), cache.length
+    def step(self, x: Float[Array, "R 1 D"], relation: Relation, cache: Cache, ancestry: Ancestry):
+        """Self-attention of the next token to the cache and itself: output, new cache.  A row without room for it is NaN."""
+        params = self.params(x.dtype)
         query, memory = _project_related(params, x, relation)
-        cache = attn.update_cache(cache, *memory)
-        options = {"bias": relation.bias(query), "is_causal": True, "query_offset": offset}
-        context = attn.dot_product_attention(query, cache.key, cache.value, **options)
-        context = jnp.where(cache.overflowed[:, None, None, None], jnp.nan, context)
-        return attn.project_output(params, context), cache
+        cache = append(cache, ancestry, memory.key[:, 0], memory.value[:, 0])
+        context = attend_to_cache(query[:, 0], cache, ancestry, relation.bias(query))
+        return attn.project_output(params, context[:, None]), cache
+
+    def step_to_source(self, x: Float[Array, "R 1 D"], memory: SourceMemory, lengths: Int[Array, "B"]):
+        """Cross-attention of the next tokens of R = B K hypotheses: output, weights [R, N, S]."""
+        params = self.params(x.dtype)
+        context, weights = attend_to_source(attn.project_query(params, x)[:, 0], memory, lengths)
+        return attn.project_output(params, context[:, None]), weights
 
     def project_memory(self, states: Float[Array, "B S D"]) -> Memory:
         """Keys and values of cross-attention."""
@@ -194,9 +206,6 @@ class MultiHeadAttention(nnx.Module):
         context = attn.dot_product_attention(query, *memory, dropout_rate=rate, dropout_key=dropout_key, **options)
         return attn.project_output(params, context)
 
-    def attention_weights(self, x: Float[Array, "B T D"], memory: Memory, **options: Any) -> Float[Array, "B N T S"]:
-        return attn.dot_product_weights(attn.project_query(self.params(x.dtype), x), memory.key, **options)
-
 
 def _project_related(params: attn.MultiHeadParams, x: Float[Array, "B T D"], relation: Relation):
     """Queries [B, T, N, H], and keys and values: queries and keys where their positions put them."""
@@ -207,11 +216,12 @@ def _project_related(params: attn.MultiHeadParams, x: Float[Array, "B T D"], rel
 class FeedForward(nnx.Module):
     """max(0, x W_1 + b_1) W_2 + b_2 (Vaswani et al. 2017, equation 2)."""
 
-    def __init__(self, model_dim: int, ffn_dim: int, *, rngs: nnx.Rngs):
+    def __init__(self, model_dim: int, ffn_dim: int, *, dropout_rate: float = 0.0, rngs: nnx.Rngs):
         self.inner, self.outer = Linear(model_dim, ffn_dim, rngs=rngs), Linear(ffn_dim, model_dim, rngs=rngs)
+        self.dropout_rate = dropout_rate
 
-    def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
-        return self.outer(jax.nn.relu(self.inner(x)))
+    def __call__(self, x: Float[Array, "*B D"], dropout_key: Key[Array, ""] | None = None) -> Float[Array, "*B D"]:
+        return self.outer(dropout(jax.nn.relu(self.inner(x)), self.dropout_rate, dropout_key))
 
 
 class LayerNorm(nnx.Module):

@@ -14,7 +14,7 @@ def learning_rate_schedule(config: OptimizerConfig, max_steps: int) -> optax.Sch
 
     Warm-up rises linearly and reaches the peak at step `warmup_steps`.  After it: `inverse_sqrt` falls with
     sqrt(warmup_steps / step) (Vaswani et al. 2017, section 5.3), `cosine` and `linear` fall to 0 at `max_steps`, `constant`
-    stays.
+    stays; so does `plateau`, which training lowers when its metric stalls.
     """
     peak, warmup = config.learning_rate, config.warmup_steps
     decay = {
@@ -22,6 +22,7 @@ def learning_rate_schedule(config: OptimizerConfig, max_steps: int) -> optax.Sch
         "cosine": optax.cosine_decay_schedule(peak, max(max_steps - warmup, 1)),
         "linear": optax.linear_schedule(peak, 0.0, max(max_steps - warmup, 1)),
         "constant": optax.constant_schedule(peak),
+        "plateau": optax.constant_schedule(peak),
     }[config.schedule]
     rise = optax.linear_schedule(peak / max(warmup, 1), peak, max(warmup - 1, 1))
     return optax.join_schedules([rise, decay], [warmup])

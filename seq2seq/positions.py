@@ -40,7 +40,7 @@ class Positions(nnx.Module):
 
     def relations(self, T: int, S: int, query_offset: Int[Array, "B"] | int = 0) -> list[Relation]:
         """How T tokens attend to the S positions of their stack, for each of its layers."""
-        return [self.relation(T, S, query_offset)] * self.config.num_layers
+        return [self.relation(T, S, query_offset)] * self.config.layers_of[self.side]
 
     def relation(self, T: int, S: int, query_offset: Int[Array, "B"] | int) -> Relation:
         """The one that all layers share."""
@@ -89,7 +89,7 @@ class Shaw(Positions):
     def __init__(self, config: TransformerConfig, side: str, *, rngs: nnx.Rngs):
         super().__init__(config, side, rngs=rngs)
         rows, head_dim = 2 * config.shaw_distance + 1, config.model_dim // config.num_heads
-        self.tables = nnx.List([glorot(rngs, rows, head_dim) for _ in range(config.num_layers)])
+        self.tables = nnx.List([glorot(rngs, rows, head_dim) for _ in range(config.layers_of[side])])
 
     def relations(self, T: int, S: int, query_offset: Int[Array, "B"] | int = 0) -> list[Relation]:
         def relation(table: Float[Array, "R H"]) -> Relation:

@@ -11,20 +11,24 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from seq2seq.tensorboard import write_figures
 from seq2seq.train_step import StepReport
 
 
 class MetricsLog:
     """metrics.jsonl: one JSON object a line, each written whole and at once."""
 
-    def __init__(self, path: Path, resume_step: int = 0):
-        self.path = path
+    def __init__(self, path: Path, resume_step: int = 0, boards: Any = None):
+        """`boards`, a writer for TensorBoard, receives the same figures."""
+        self.path, self.boards = path, boards
         if path.exists():
             self._forget_after(resume_step)
 
     def write(self, **values: Any) -> None:
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
+        if self.boards is not None:
+            write_figures(self.boards, **values)
 
     def _forget_after(self, step: int) -> None:
         """Drop lines of steps that will be run again, and a last line cut short by a kill."""

@@ -62,6 +62,11 @@ def _requirements(config: Config) -> Iterator[tuple[str, str, bool]]:
     yield "optimizer.clip_norm", "a number >= 0", o.clip_norm >= 0
     for key in ("max_steps", "eval_every", "checkpoint_every", "log_every"):
         yield f"training.{key}", "an integer >= 1", getattr(t, key) >= 1
+    for key in ("accumulate", "keep_checkpoints"):
+        yield f"training.{key}", "an integer >= 1", getattr(t, key) >= 1
+    yield "training.ema_decay", "a number in [0, 1)", 0 <= t.ema_decay < 1
+    yield "optimizer.plateau_factor", "a number in (0, 1)", 0 < o.plateau_factor < 1
+    yield "optimizer.plateau_patience", "an integer >= 1", o.plateau_patience >= 1
     yield "training.max_minutes", "a number >= 0", t.max_minutes >= 0
     yield "training.label_smoothing", "a number in [0, 1)", 0 <= t.label_smoothing < 1
     yield "training.dev_bleu_sentences", "an integer >= 0", t.dev_bleu_sentences >= 0
@@ -83,7 +88,8 @@ def _model_requirements(model: RNNConfig | TransformerConfig, tokenizer: Tokeniz
         if entry.name.endswith("_rate"):
             yield f"model.{entry.name}", "a number in [0, 1)", 0 <= value < 1
         elif isinstance(value, int) and not isinstance(value, bool):
-            yield f"model.{entry.name}", "an integer >= 1", value >= 1
+            least = 0 if entry.name == "encoder_layers" and isinstance(model, TransformerConfig) else 1
+            yield f"model.{entry.name}", f"an integer >= {least}", value >= least
     if isinstance(model, TransformerConfig):
         yield "model.num_heads", f"a divisor of model_dim = {model.model_dim}", model.model_dim % model.num_heads == 0
         yield from _position_requirements(model)

@@ -87,11 +87,14 @@ class RNNConfig:
     """
 
     kind: Literal["rnn"] = "rnn"
+    """This model."""
     attention: Literal["none", "additive", "hard", "dot", "general", "concat", "local_monotonic", "local_predictive"] = "additive"
     """`none`: one fixed vector; `additive`: Bahdanau attention; `hard`: one source word, chosen by additive scores (Xu et al.
     2015); the others: Luong et al. (2015), global (`dot`, `general`, `concat`) or within a window (`local_...`)."""
     embed_dim: int = 256
     """Width of word embeddings (m in the paper)."""
+    encoder_layers: int = 1
+    """Bidirectional GRU layers of the encoder, each reading the states of the one below."""
     encoder_dim: int = 256
     """GRU units of each direction of the encoder."""
     hidden_dim: int = 512
@@ -111,7 +114,11 @@ class RNNConfig:
     reverse_source: bool = False
     """The encoder reads the words of the source from the last to the first (Sutskever et al. 2014, section 3.3)."""
     dropout_rate: float = 0.2
-    """Dropout on embeddings, encoder states and readout."""
+    """Dropout on the states of each encoder layer and on the readout."""
+    embedding_dropout_rate: float = 0.2
+    """Dropout on entries of the word embeddings."""
+    word_dropout_rate: float = 0.0
+    """Dropout of whole words: the embedding becomes zero, on both sides (Sennrich et al. 2016)."""
     tied_embeddings: bool = True
     """One matrix for target embeddings and output (needs embed_dim = maxout_dim), and the source if the vocabulary is joint."""
 
@@ -121,6 +128,7 @@ class TransformerConfig:
     """Encoder-decoder of Vaswani et al. (2017), with the layer norm first."""
 
     kind: Literal["transformer"] = "transformer"
+    """This model."""
     model_dim: int = 256
     """Width of the residual stream."""
     ffn_dim: int = 1024
@@ -128,7 +136,9 @@ class TransformerConfig:
     num_heads: int = 4
     """Attention heads; must divide model_dim."""
     num_layers: int = 3
-    """Layers of the encoder, and of the decoder."""
+    """Layers of the decoder, and of the encoder if `encoder_layers` is 0."""
+    encoder_layers: int = 0
+    """Layers of the encoder, where it is to be deeper or shallower than the decoder; norm "pre" suits deep ones."""
     norm: Literal["pre", "post"] = "pre"
     """Layer norm before each sublayer, or after the residual sum as in the paper."""
     positions: Literal["sinusoidal", "learned", "rope", "alibi", "t5", "shaw", "none"] = "sinusoidal"
@@ -144,11 +154,22 @@ class TransformerConfig:
     shaw_distance: int = 16
     """`shaw`: from this distance on all share the last vector."""
     dropout_rate: float = 0.1
-    """Dropout on embeddings and on the output of each sublayer."""
+    """Dropout on the output of each sublayer, before the residual sum."""
+    embedding_dropout_rate: float = 0.1
+    """Dropout on entries of the sum of embeddings and positions."""
+    word_dropout_rate: float = 0.0
+    """Dropout of whole words: the embedding becomes zero, on both sides (Sennrich et al. 2016)."""
+    activation_dropout_rate: float = 0.0
+    """Dropout inside the feed-forward layer, after its nonlinearity."""
     attention_dropout_rate: float = 0.0
     """Dropout on attention weights."""
     tied_embeddings: bool = True
     """One matrix for target embeddings and output, and for the source if the vocabulary is joint."""
+
+    @property
+    def layers_of(self) -> dict[str, int]:
+        """Number of layers on the side of the "source" and of the "target"."""
+        return {"source": self.encoder_layers or self.num_layers, "target": self.num_layers}
 
 
 @dataclass(frozen=True)
@@ -157,8 +178,12 @@ class OptimizerConfig:
 
     learning_rate: float = 1e-3
     """Peak learning rate."""
-    schedule: Literal["inverse_sqrt", "cosine", "linear", "constant"] = "inverse_sqrt"
-    """Decay after warm-up; cosine and linear end at zero at training.max_steps."""
+    schedule: Literal["inverse_sqrt", "cosine", "linear", "constant", "plateau"] = "inverse_sqrt"
+    """Decay after warm-up; cosine and linear end at zero at training.max_steps, plateau falls when training.metric stalls."""
+    plateau_factor: float = 0.5
+    """`plateau`: the learning rate is multiplied by this ..."""
+    plateau_patience: int = 3
+    """`plateau`: ... whenever so many evaluations in a row brought no better metric."""
     warmup_steps: int = 400
     """Steps of linear warm-up from zero."""
     beta1: float = 0.9
@@ -181,12 +206,19 @@ class TrainingConfig:
     """Training ends after this many steps."""
     max_minutes: float = 0.0
     """Training ends after this many minutes of wall time, all resumptions together; 0 sets no limit."""
+    accumulate: int = 1
+    """Batches of one step; the gradient is that of their mean over all real tokens together."""
     label_smoothing: float = 0.1
-    """Mass spread evenly over the vocabulary in the training loss."""
+    """Mass spread evenly over the vocabulary in the training loss: q = (1 - e) onehot + e / V."""
+    ema_decay: float = 0.0
+    """Evaluate and keep an exponential moving average of the parameters, with min(decay, (1 + n) / (10 + n)) at step n; 0
+    is off."""
     eval_every: int = 500
     """Steps between evaluations on the dev text; each may write the best checkpoint."""
     checkpoint_every: int = 500
     """Steps between writes of the latest checkpoint."""
+    keep_checkpoints: int = 2
+    """How many of the latest checkpoints stay; `--checkpoint average` translates with the mean of their parameters."""
     log_every: int = 20
     """Steps between lines of metrics.jsonl."""
     dev_bleu_sentences: int = 200
@@ -197,6 +229,8 @@ class TrainingConfig:
     """Evaluations without a better metric before training stops; 0 never stops early."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of activations; parameters, softmax, loss and optimizer stay float32."""
+    tensorboard: bool = False
+    """Write the figures of metrics.jsonl for TensorBoard as well, into <run>/tensorboard (needs tensorboardX)."""
 
 
 @dataclass(frozen=True)

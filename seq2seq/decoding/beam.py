@@ -13,6 +13,9 @@ from flax import nnx
 from jax import Array, lax
 from jaxtyping import Float, Integer
 
+from seq2seq.decoding.beams import reorder_beams, start_beams
+from seq2seq.decoding.constraints import Rules, checked_rules, constrain
+from seq2seq.decoding.coverage import coverage_penalty
 from seq2seq.decoding.greedy import greedy_search
 from seq2seq.decoding.hypotheses import LENGTH_PENALTIES, Decoded, checked, given_weights, next_log_probs, score, weights_buffer
 from seq2seq.tokenizer import BOS, EOS, PAD
@@ -26,8 +29,12 @@ def beam_search(
     beam_size: int,
     length_penalty: str = "gnmt",
     alpha: float = 0.6,
+    coverage: float = 0.0,
     n_best: int = 1,
     max_length: int,
+    min_lengths: Integer[Array | np.ndarray, "B"] | None = None,
+    prefixes: Integer[Array | np.ndarray, "B P"] | None = None,
+    no_repeat_ngram: int = 0,
     with_weights: bool = False,
 ) -> Decoded:
     """Keep the beam_size likeliest unfinished hypotheses of each row, and its n_best finished ones apart.
@@ -38,14 +45,17 @@ def beam_search(
     ranked and the search is `greedy_search`, whatever the penalty; its score is still log p / penalty(n).
 
     Args:
-        model, source, max_lengths, max_length, with_weights: as for `greedy_search`.
+        model, source, max_lengths, max_length, min_lengths, prefixes, no_repeat_ngram, with_weights: as for `greedy_search`.
         beam_size: K, live hypotheses kept for each row.
         length_penalty: a name in `LENGTH_PENALTIES`.
         alpha: exponent of the penalty; any finite number, negative ones favour short outputs.
+        coverage: beta >= 0 of the coverage penalty, which scores gain (`coverage_penalty`); 0 for none.
         n_best: hypotheses returned for each row, at most beam_size.
 
     Raises:
-        ValueError: as for `greedy_search`, or an argument outside its range.
+        ValueError: as for `greedy_search`, or an argument outside its range, or coverage of a model without attention.
+
+    Reference: Wu et al. Google's neural machine translation system. 2016, section 7.
     """
     source, max_lengths = checked(source, max_lengths, max_length)
     if beam_size < 1 or not 1 <= n_best <= beam_size:
@@ -54,14 +64,23 @@ def beam_search(
         raise ValueError(f"length_penalty: expected one of {', '.join(LENGTH_PENALTIES)}, got {length_penalty!r}")
     if not math.isfinite(alpha):
         raise ValueError(f"alpha: expected a finite number, got {alpha}")
-    if beam_size == 1:
-        best = greedy_search(model, source, max_lengths, max_length=max_length, with_weights=with_weights)
+    if not (math.isfinite(coverage) and coverage >= 0):
+        raise ValueError(f"coverage: expected a finite number >= 0, got {coverage}")
+    options = {"max_length": max_length, "no_repeat_ngram": no_repeat_ngram, "with_weights": with_weights}
+    if beam_size == 1 and not coverage:
+        best = greedy_search(model, source, max_lengths, min_lengths=min_lengths, prefixes=prefixes, **options)
         return best._replace(scores=score(best.log_probs, best.lengths, length_penalty, jnp.float32(alpha)))
-    graphdef, params = nnx.split(model)
-    sizes = {"beam_size": beam_size, "n_best": n_best, "max_length": max_length}
-    return _beam_search(
-        graphdef, params, source, max_lengths, np.float32(alpha), penalty=length_penalty, with_weights=with_weights, **sizes
-    )
+    rules = checked_rules(min_lengths, prefixes, max_lengths, no_repeat_ngram)
+    ranking = Ranking(np.float32(alpha), np.float32(coverage) if coverage else None)
+    options |= {"beam_size": beam_size, "n_best": n_best, "penalty": length_penalty}
+    return _beam_search(*nnx.split(model), source, max_lengths, rules, ranking, **options)
+
+
+class Ranking(NamedTuple):
+    """The numbers in a score."""
+
+    alpha: Array
+    coverage: Array | None
 
 
 class _Hypotheses(NamedTuple):
@@ -84,50 +103,86 @@ class _History(NamedTuple):
 
 class _Beam(NamedTuple):
     step: Array
-    state: Any  # leaves [B*K ...]
+    state: Any  # of the beams of the step before
+    parents: Array  # [B K], the beam of the step before that each was appended to
     tokens: Array  # [B K]
     log_probs: Array  # [B K], falling; -inf where fewer than K hypotheses exist
+    covered: Array | None  # [B K S], attention so far
     lengths: Array  # [B], of the row's live hypotheses
     done: Array  # [B]
     finished: _Hypotheses  # n_best of them, by score
+    ids: Array | None  # [B K T], all pieces of each beam, where a rule looks at them
     history: _History
 
 
-@partial(jax.jit, static_argnums=0, static_argnames=("beam_size", "n_best", "max_length", "penalty", "with_weights"))
+STATIC = ("beam_size", "n_best", "max_length", "penalty", "no_repeat_ngram", "with_weights")
+
+
+@partial(jax.jit, static_argnums=0, static_argnames=STATIC)
 def _beam_search(
-    graphdef, params, source, max_lengths, alpha, *, beam_size, n_best, max_length, penalty, with_weights
+    graphdef,
+    params,
+    source,
+    max_lengths,
+    rules,
+    ranking,
+    *,
+    beam_size,
+    n_best,
+    max_length,
+    penalty,
+    no_repeat_ngram,
+    with_weights,
 ) -> Decoded:
     model = nnx.merge(graphdef, params)
-    encoded = model.encode(source)
-    empty = jnp.all(source == PAD, axis=1)
-    repeat = partial(jax.tree.map, lambda leaf: jnp.repeat(leaf, beam_size, axis=0))
-    memory, state = repeat(encoded), repeat(model.init_state(encoded, max_length))
+    mask = source != PAD
+    empty = ~jnp.any(mask, axis=1)
+    memory, state = start_beams(model, model.encode(source), max_length, beam_size)
+    scored = partial(score, penalty=penalty, alpha=ranking.alpha)
 
     def advance(beam: _Beam) -> _Beam:
-        output = model.step(memory, beam.state, beam.tokens.reshape(-1))
-        weights = given_weights(output.weights) if with_weights else None
-        log_probs, parents, tokens = _continuations(beam.log_probs, next_log_probs(output.logits))
+        output = model.step(memory, reorder_beams(model, beam.state, beam.parents), beam.tokens.reshape(-1))
+        weights = None
+        if with_weights or ranking.coverage is not None:
+            weights = given_weights(output.weights).reshape(*beam.tokens.shape, -1)
+        allowed = constrain(next_log_probs(output.logits), rules, beam.step, _flat(beam.ids), no_repeat_ngram)
+        log_probs, parents, tokens = _continuations(beam.log_probs, allowed)
         n = beam.step + 1
+        covered = None if ranking.coverage is None else beam.covered + weights
+        gained = 0.0 if covered is None else coverage_penalty(covered, mask, ranking.coverage)
         # a piece </s> below the best K is pruned like any other
         ends = (tokens == EOS) & (jnp.arange(tokens.shape[1]) < beam_size) & ~beam.done[:, None]
-        finished = _add_finished(beam.finished, jnp.where(ends, log_probs, -jnp.inf), parents, n, penalty, alpha)
+        ending = jnp.where(ends, log_probs, -jnp.inf)
+        scores = scored(ending, jnp.full_like(parents, n)) + (0.0 if covered is None else _of(parents, gained))
+        finished = _add_finished(beam.finished, scores, ending, parents, n)
         live, order = lax.top_k(jnp.where(tokens == EOS, -jnp.inf, log_probs), beam_size)
-        parents, tokens = (jnp.take_along_axis(x, order, axis=1) for x in (parents, tokens))
-        reachable = _reachable(live[:, 0], n, max_lengths, penalty, alpha)
+        parents, tokens = _of(order, parents), _of(order, tokens)
+        # The coverage penalty is at most 0, so what is reachable without it bounds what is reachable with it.
+        reachable = jnp.maximum(scored(live[:, 0], n + 1), scored(live[:, 0], max_lengths))
         return _Beam(
             n,
-            _gather_beams(output.state, parents),
+            output.state,
+            parents,
             tokens,
             jnp.where(beam.done[:, None], beam.log_probs, live),
+            None if covered is None else jnp.where(beam.done[:, None, None], beam.covered, _of(parents, covered)),
             jnp.where(beam.done, beam.lengths, n),
             beam.done | (n >= max_lengths) | (reachable <= finished.scores[:, -1]),
             finished,
-            _record(beam.history, beam.step, tokens, parents, weights),
+            None if beam.ids is None else _of(parents, beam.ids).at[:, :, beam.step].set(tokens),
+            _record(beam.history, beam.step, tokens, parents, weights if with_weights else None),
         )
 
     start = _start(source, state, empty, beam_size, n_best, max_length, with_weights)
+    if ranking.coverage is not None:
+        start = start._replace(covered=jnp.zeros((len(source), beam_size, source.shape[1]), jnp.float32))
+    if no_repeat_ngram:
+        start = start._replace(ids=jnp.full((len(source), beam_size, max_length), PAD, jnp.int32))
     end = lax.while_loop(lambda beam: ~jnp.all(beam.done), advance, start)
-    best, finished = _ranked(end, n_best, penalty, alpha)
+    live = scored(end.log_probs, jnp.broadcast_to(end.lengths[:, None], end.log_probs.shape))
+    if ranking.coverage is not None:
+        live = live + jnp.where(empty[:, None], 0.0, coverage_penalty(end.covered, mask, ranking.coverage))
+    best, finished = _ranked(end, live, n_best)
     ids, weights = _backtrack(end.history, best)
     return Decoded(
         ids, best.lengths, best.scores, best.log_probs, weights, finished | (empty[:, None] & (best.scores > -jnp.inf))
@@ -141,14 +196,17 @@ def _start(source: Array, state: Any, empty: Array, K: int, n_best: int, T: int,
     zeros = jnp.zeros((B, n_best), jnp.int32)
     trace = jnp.zeros((T, B, K), jnp.int32)
     return _Beam(
-        jnp.int32(0),
-        state,
-        jnp.full((B, K), BOS, jnp.int32),
-        jnp.broadcast_to(jnp.where(jnp.arange(K) == 0, jnp.float32(0), -jnp.inf), (B, K)),
-        jnp.zeros(B, jnp.int32),
-        empty,
-        _Hypotheses(none, none, zeros, zeros, zeros),
-        _History(trace, trace, weights_buffer((T, B, K, S), with_weights)),
+        step=jnp.int32(0),
+        state=state,
+        parents=jnp.broadcast_to(jnp.arange(K), (B, K)),
+        tokens=jnp.full((B, K), BOS, jnp.int32),
+        log_probs=jnp.broadcast_to(jnp.where(jnp.arange(K) == 0, jnp.float32(0), -jnp.inf), (B, K)),
+        covered=None,
+        lengths=jnp.zeros(B, jnp.int32),
+        done=empty,
+        finished=_Hypotheses(none, none, zeros, zeros, zeros),
+        ids=None,
+        history=_History(trace, trace, weights_buffer((T, B, K, S), with_weights)),
     )
 
 
@@ -163,43 +221,35 @@ def _continuations(log_probs: Float[Array, "B K"], next_log_probs: Float[Array, 
     return best, index // V, index % V
 
 
-def _add_finished(finished: _Hypotheses, log_probs: Array, parents: Array, n: Array, penalty: str, alpha: Array) -> _Hypotheses:
-    """The best of the finished hypotheses and the new ones (log-probability -inf is none)."""
-    lengths = jnp.full_like(parents, n)
-    new = _Hypotheses(score(log_probs, lengths, penalty, alpha), log_probs, lengths, jnp.full_like(parents, EOS), parents)
+def _add_finished(finished: _Hypotheses, scores: Array, log_probs: Array, parents: Array, n: Array) -> _Hypotheses:
+    """The best of the finished hypotheses and the new ones (score -inf is none)."""
+    new = _Hypotheses(scores, log_probs, jnp.full_like(parents, n), jnp.full_like(parents, EOS), parents)
     both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), finished, new)
     _, order = lax.top_k(both.scores, finished.scores.shape[1])
     return _pick(both, order)
 
 
-def _reachable(log_probs: Array, n: Array, max_lengths: Array, penalty: str, alpha: Array) -> Array:
-    """The best score that a live hypothesis of n pieces and this log-probability can still finish with.
-
-    It ends with n + 1 .. max_lengths pieces and log p can only fall.  log p <= 0 and the penalty is monotone, so the best is
-    at one of the two ends: at the limit for alpha > 0, at n + 1 for alpha < 0.
-    """
-    return jnp.maximum(score(log_probs, n + 1, penalty, alpha), score(log_probs, max_lengths, penalty, alpha))
-
-
-def _gather_beams(state: Any, parents: Array) -> Any:
-    """Row b*K + k of every leaf becomes the row of its parent: recurrent states and key-value caches alike."""
-    B, K = parents.shape
-    rows = (jnp.arange(B)[:, None] * K + parents).reshape(-1)
-    return jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), state)
-
-
 def _record(history: _History, step: Array, tokens: Array, parents: Array, weights: Array | None) -> _History:
     kept = history.weights
     if weights is not None:
-        kept = kept.at[step].set(weights.reshape(kept.shape[1:]))
+        kept = kept.at[step].set(weights)
     return _History(history.tokens.at[step].set(tokens), history.parents.at[step].set(parents), kept)
+
+
+def _of(index: Array, values: Array) -> Array:
+    """values[b, index[b, k]] for each row b."""
+    return jnp.take_along_axis(values, index.reshape(*index.shape, *[1] * (values.ndim - 2)), axis=1)
+
+
+def _flat(ids: Array | None) -> Array | None:
+    return None if ids is None else ids.reshape(-1, ids.shape[-1])
 
 
 def _pick(hypotheses: _Hypotheses, index: Array) -> _Hypotheses:
     return jax.tree.map(lambda leaf: jnp.take_along_axis(leaf, index, axis=1), hypotheses)
 
 
-def _ranked(end: _Beam, n_best: int, penalty: str, alpha: Array) -> tuple[_Hypotheses, Array]:
+def _ranked(end: _Beam, live_scores: Array, n_best: int) -> tuple[_Hypotheses, Array]:
     """The n_best hypotheses of each row, and which of them are finished: those come first, the live ones fill up."""
     last = jnp.maximum(end.lengths - 1, 0)[:, None]
     tokens, parents = (
@@ -207,12 +257,16 @@ def _ranked(end: _Beam, n_best: int, penalty: str, alpha: Array) -> tuple[_Hypot
         for trace in (end.history.tokens, end.history.parents)
     )
     lengths = jnp.broadcast_to(end.lengths[:, None], tokens.shape)
-    live = _Hypotheses(score(end.log_probs, lengths, penalty, alpha), end.log_probs, lengths, tokens, parents)
+    live = _by_score(_Hypotheses(live_scores, end.log_probs, lengths, tokens, parents))
     count = jnp.sum(end.finished.scores > -jnp.inf, axis=1, keepdims=True)
     rank = jnp.arange(n_best)[None, :]
     both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), end.finished, live)
     best = _pick(both, jnp.where(rank < count, rank, n_best + rank - count))
     return best._replace(lengths=jnp.where(best.scores > -jnp.inf, best.lengths, 0)), rank < count
+
+
+def _by_score(hypotheses: _Hypotheses) -> _Hypotheses:
+    return _pick(hypotheses, lax.top_k(hypotheses.scores, hypotheses.scores.shape[1])[1])
 
 
 def _backtrack(history: _History, best: _Hypotheses) -> tuple[Array, Array | None]:

@@ -54,7 +54,7 @@ LENGTH_PENALTIES: dict[str, Callable[[Array, Array | float], Array]] = {
     "power": power_penalty,
     "none": no_penalty,
 }
-"""Each is positive and monotone in n, whatever the sign of alpha: `_reachable` rests on that."""
+"""Each is positive and monotone in n, whatever the sign of alpha: the end of a beam search rests on that."""
 
 
 def score(log_probs: Array, lengths: Array, penalty: str, alpha: Array | float) -> Array:
@@ -71,7 +71,7 @@ def checked(source: Any, max_lengths: Any, max_length: int) -> tuple[np.ndarray,
     return np.asarray(source, np.int32), limits
 
 
-def next_log_probs(logits: Float[Array, "B V"]) -> Float[Array, "B V"]:
+def next_log_probs(logits: Float[Array, "*B V"]) -> Float[Array, "*B V"]:
     """log softmax over every piece but PAD and BOS, which get -inf."""
     pieces = jnp.arange(logits.shape[-1])
     never = (pieces == PAD) | (pieces == BOS)

@@ -82,7 +82,7 @@ class BahdanauRNN(RNN):
         """t_i for all i, teacher-forced: [B, T, maxout_dim]."""
         encode_key, word_key, read_key = split_key(dropout_key, 3)
         memory = self.encode(source, encode_key)
-        words = dropout(self.target_embedding(target_in), self.config.dropout_rate, word_key)
+        words = self.embed(self.target_embedding, target_in, word_key)
         projected = self.decoder_gru.project(words).swapaxes(0, 1)
         # The scores of one step are as large as all encoder states: the backward pass makes them again.
         advance = jax.checkpoint(lambda state, x: self.advance(memory, state, *x))

@@ -23,7 +23,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, DTypeLike, Float, Int, Key
 
 from seq2seq.config import RNNConfig
-from seq2seq.layers import GRU, Embedding, Linear, Output, dropout, lengths_of, mask_of, split_key
+from seq2seq.layers import GRU, Embedding, Linear, Output, dropout, lengths_of, mask_of, split_key, word_dropout
 
 
 class RNNMemory(NamedTuple):
@@ -49,6 +49,13 @@ class RNNMemory(NamedTuple):
         return weights if self.order is None else jnp.take_along_axis(weights, self.order, axis=1)
 
 
+class EncoderLayer(nnx.Module):
+    """A GRU in each direction."""
+
+    def __init__(self, input_dim: int, encoder_dim: int, *, rngs: nnx.Rngs):
+        self.forward, self.backward = (GRU(input_dim, encoder_dim, rngs=rngs) for _ in range(2))
+
+
 class RNN(nnx.Module):
     """Embeddings, encoder and output; a subclass adds the decoder (`build_decoder`, `features`, `init_state`, `step`)."""
 
@@ -68,12 +75,18 @@ class RNN(nnx.Module):
         self.target_embedding = embedding(target_vocab)
         if not self.shared_source:
             self.source_embedding = embedding(source_vocab)
-        self.forward_gru = GRU(config.embed_dim, config.encoder_dim, rngs=rngs)
-        self.backward_gru = GRU(config.embed_dim, config.encoder_dim, rngs=rngs)
+        below = [config.embed_dim] + [2 * config.encoder_dim] * (config.encoder_layers - 1)
+        self.encoder = nnx.List([EncoderLayer(width, config.encoder_dim, rngs=rngs) for width in below])
         self.start = Linear(config.encoder_dim, config.hidden_dim, rngs=rngs)
         self.build_decoder(config, rngs)
         if not config.tied_embeddings:
             self.output = Output(config.maxout_dim, target_vocab, rngs=rngs)
+
+    def embed(self, embedding: Embedding, words: Int[Array, "B T"], dropout_key: Key[Array, ""] | None) -> Float[Array, "B T D"]:
+        """The embeddings of words, some of them and some of their entries left out."""
+        word_key, entry_key = split_key(dropout_key, 2)
+        embedded = word_dropout(embedding(words), self.config.word_dropout_rate, word_key)
+        return dropout(embedded, self.config.embedding_dropout_rate, entry_key)
 
     def build_decoder(self, config: RNNConfig, rngs: nnx.Rngs) -> None:
         """The weights of the decoder."""
@@ -84,18 +97,19 @@ class RNN(nnx.Module):
         return None
 
     def encode(self, source: Int[Array, "B S"], dropout_key: Key[Array, ""] | None = None) -> RNNMemory:
-        keys = split_key(dropout_key, 2)
+        keys = split_key(dropout_key, 1 + len(self.encoder))
         rate, mask = self.config.dropout_rate, mask_of(source)
         order = reversed_order(source) if self.config.reverse_source else None
         words = source if order is None else jnp.take_along_axis(source, order, axis=1)
         embedding = self.target_embedding if self.shared_source else self.source_embedding
-        embedded = dropout(embedding(words), rate, keys[0])
-        forward, forward_last = run_gru(self.forward_gru, embedded, mask, reverse=False)
-        backward, backward_first = run_gru(self.backward_gru, embedded, mask, reverse=True)
-        states = dropout(jnp.concatenate([forward, backward], axis=-1), rate, keys[1])
+        states = self.embed(embedding, words, keys[0])
+        for layer, key in zip(self.encoder, keys[1:], strict=True):
+            forward, forward_last = run_gru(layer.forward, states, mask, reverse=False)
+            backward, backward_first = run_gru(layer.backward, states, mask, reverse=True)
+            states = dropout(jnp.concatenate([forward, backward], axis=-1), rate, key)
         fixed = None
         if self.config.attention == "none":
-            fixed = dropout(jnp.concatenate([forward_last, backward_first], axis=-1), rate, keys[1])
+            fixed = dropout(jnp.concatenate([forward_last, backward_first], axis=-1), rate, keys[-1])
         return RNNMemory(states, mask, jnp.tanh(self.start(backward_first)), self.project_keys(states), fixed, order)
 
     def features(self, source: Int[Array, "B S"], target_in: Int[Array, "B T"], *, dropout_key: Key[Array, ""] | None = None):

@@ -120,7 +120,7 @@ class LuongRNN(RNN):
         """h~_t for all t, teacher-forced: [B, T, maxout_dim]."""
         encode_key, word_key, read_key = split_key(dropout_key, 3)
         memory = self.encode(source, encode_key)
-        words = dropout(self.target_embedding(target_in), self.config.dropout_rate, word_key)
+        words = self.embed(self.target_embedding, target_in, word_key)
         # The scores of one step are as large as all encoder states: the backward pass makes them again.
         advance = jax.checkpoint(lambda state, projected: self.advance(memory, state, projected))
 

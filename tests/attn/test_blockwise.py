@@ -184,7 +184,7 @@ def test_scores_beyond_two_to_the_31_stay_finite_under_jit():
         ("block_sizes: expected two integers", {"block_sizes": (4,)}),
         ("block_sizes: expected an integer >= 1, got 0", {"block_sizes": (4, 0)}),
         ("block_sizes: expected None for the dense", {"block_sizes": (4, 4), "implementation": "dense"}),
-        ("implementation: expected one of 'auto', 'dense', 'blockwise', got 'fast'", {"implementation": "fast"}),
+        ("implementation: expected one of 'auto', 'dense', 'blockwise', 'cudnn', got 'fast'", {"implementation": "fast"}),
     ],
 )
 def test_wrong_blocks_are_named(message, given):

@@ -274,7 +274,7 @@ QUERY, KEY, VALUE = arrays(N=4, K=2)
         (r"window: expected \(left, right\), .*got \(-1, 0\)", {"window": (-1, 0)}),
         (r"window: expected \(left, right\), .*got \(1, 2, 3\)", {"window": (1, 2, 3)}),
         (r"scale: expected a scalar, got shape \(2,\)", {"scale": np.ones(2)}),
-        (r"implementation: expected one of 'auto', 'dense', 'blockwise', got 'flash'", {"implementation": "flash"}),
+        (r"implementation: expected one of 'auto', 'dense', 'blockwise', 'cudnn', got 'flash'", {"implementation": "flash"}),
         (r"block_sizes: expected None for the dense implementation", {"block_sizes": (8, 8), "implementation": "dense"}),
     ],
 )
@@ -301,3 +301,9 @@ def test_wrong_dtypes_are_named(message, changes):
 def test_selection_is_pure():
     assert attn.select_implementation(512, 512) == attn.select_implementation(1, 10**6) == "dense"
     assert attn.select_implementation(10_000, 10_000) == attn.select_implementation(512, 512, rows=8) == "blockwise"
+    fitting = {"platform": "gpu", "fits_cudnn": True}
+    assert attn.select_implementation(128, 128, **fitting) == attn.select_implementation(16, 1024, **fitting) == "cudnn"
+    assert attn.select_implementation(127, 128, **fitting) == attn.select_implementation(15, 10**6, **fitting) == "dense"
+    for unfit in ({"platform": "gpu"}, {"fits_cudnn": True}, {"platform": "tpu", "fits_cudnn": True}):
+        assert attn.select_implementation(512, 512, **unfit) == "dense"
+        assert attn.select_implementation(512, 512, rows=8, **unfit) == "blockwise"

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from seq2seq.config import Config, ConfigError, RNNConfig, TransformerConfig, load_config, save_config, to_dict
+from seq2seq.config.reference import reference_toml
 
 ROOT = Path(__file__).parents[2]
 POSITIONS = '[model]\nkind = "transformer"\npositions ='
@@ -98,4 +99,13 @@ def test_every_config_loads_and_opens_with_its_command(path):
     load_config(path)
     opening = path.read_text().split("\n[", 1)[0]
     assert f"python scripts/train.py {path.relative_to(ROOT)}" in opening
-    assert "measured" in opening.lower()
+    assert "measured" in opening.lower() or path.stem == "reference"  # which is no run
+
+
+def test_the_reference_file_is_in_step_with_the_dataclasses():
+    path = ROOT / "configs" / "reference.toml"
+    assert path.read_text(encoding="utf-8") == reference_toml()
+    assert load_config(path) == Config()
+    transformer = "\n".join(line[2:] for line in reference_toml().split("Or, in its place:\n")[1].split("\n\n")[0].split("\n"))
+    keys = {field.name for field in dataclasses.fields(TransformerConfig)}
+    assert {line.split(" = ")[0] for line in transformer.split("\n") if " = " in line and not line.startswith("#")} == keys

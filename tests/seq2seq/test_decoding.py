@@ -12,7 +12,8 @@ from flax import nnx
 
 from seq2seq.config import RNNConfig, TransformerConfig
 from seq2seq.decoding import beam_search, greedy_search
-from seq2seq.decoding.beam import _beam_search
+from seq2seq.decoding.beam import Ranking, _beam_search
+from seq2seq.decoding.constraints import Rules
 from seq2seq.layers import StepOutput
 from seq2seq.model import build_model
 from seq2seq.tokenizer import BOS, EOS, PAD
@@ -328,11 +329,13 @@ def test_beam_of_one_is_greedy(kind):
         *nnx.split(model),
         source,
         source_limits(source),
-        np.float32(0),
+        Rules(None, None),
+        Ranking(np.float32(0), None),
         beam_size=1,
         n_best=1,
         max_length=LONGEST,
         penalty="none",
+        no_repeat_ngram=0,
         with_weights=False,
     )
     assert len({tuple(ids_of(expected, row)) for row in range(64)}) > 5

@@ -10,6 +10,7 @@ from flax import nnx
 from models import call, random_batch
 
 import attn
+from seq2seq.cached_attention import Ancestry, init_cache
 from seq2seq.config import TransformerConfig
 from seq2seq.layers import MultiHeadAttention, Relation
 from seq2seq.model import build_model, count_parameters
@@ -154,7 +155,7 @@ def test_step_by_step_equals_teacher_forced_with_rows_at_different_positions(mod
         output = call(model, memory, state, target_in[np.arange(rows), t.clip(0, length - 1)], method="step")
         state = rows_from(output.state, state, active)
         np.testing.assert_allclose(output.logits[active], expected[active, t[active]], rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(state.position, length)
+    np.testing.assert_array_equal(state.ancestry.length, length)
 
 
 def rows_from(new, old, chosen):
@@ -224,12 +225,12 @@ def test_bfloat16_steps_and_keeps_its_cache_and_full_precision_tables(model):
 def test_a_row_whose_cache_overflows_is_nan_and_its_neighbour_is_not(kind):
     attention = MultiHeadAttention(8, 2, rngs=nnx.Rngs(0))
     positions = build_positions(config_of(kind), "target", rngs=nnx.Rngs(0))
-    cache = attn.init_cache(2, 3, 2, 4)._replace(length=jnp.array([3, 2]))
-    relation = positions.relations(1, 3, cache.length)[0]
-    output, cache = jax.jit(lambda cache: attention.step(jnp.ones((2, 1, 8)), relation, cache))(cache)
+    cache, ancestry = init_cache(2, 1, 3, 2, 4), Ancestry(jnp.zeros((2, 1, 3), jnp.int32), jnp.array([4, 3]))
+    relation = positions.relations(1, 3, ancestry.length - 1)[0]
+    output, cache = jax.jit(lambda cache: attention.step(jnp.ones((2, 1, 8)), relation, cache, ancestry))(cache)
     np.testing.assert_array_equal(np.isnan(output).all(axis=(1, 2)), [True, False])
     assert np.isfinite(output[1]).all()
-    np.testing.assert_array_equal(cache.overflowed, [True, False])
+    np.testing.assert_array_equal(ancestry.overflowed, [True, False])
 
 
 @pytest.mark.parametrize(("kind", "function"), [("alibi", "alibi_bias"), ("t5", "t5_bias")])
