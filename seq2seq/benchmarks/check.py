@@ -177,14 +177,15 @@ def _present(log: Callable[[str], None]) -> list[str]:
 def _functions(problem: Problem, paths: Sequence[str]) -> dict[str, Callable[..., Array]]:
     """What is compared, functions of query, key and value; cuDNN has no float32."""
     names = [path for path in paths if path != "cudnn" or problem.dtype != "float32"]
-    variant, lengths = problem.variant, jnp.array(problem.lengths)
-    masks: dict[str, Any] = {"is_causal": variant.is_causal}
+    causal: dict[str, Any] = {"is_causal": problem.variant.is_causal}
+    # cuDNN takes no option that it does not need.
+    lengths = jnp.array(problem.lengths) if min(problem.lengths) < problem.n else None
 
     def ours(name: str):
-        options = masks | {"window": problem.window, "key_lengths": lengths, "implementation": name}
+        options = causal | {"window": problem.window, "key_lengths": lengths, "implementation": name}
         return lambda q, k, v: attn.dot_product_attention(q, k, v, **options)
 
-    theirs = masks | {"local_window_size": problem.window, "key_value_seq_lengths": lengths}
+    theirs = causal | {"local_window_size": problem.window, "key_value_seq_lengths": lengths}
     return {name: ours(name) for name in names} | {"jax.nn": lambda q, k, v: jax.nn.dot_product_attention(q, k, v, **theirs)}
 
 

@@ -21,15 +21,34 @@ T, S, N, K, H = 6, 8, 4, 2, 8
 AMPERE = SimpleNamespace(platform="gpu", compute_capability="8.0")
 
 
+def opaque(function):
+    """The function, without a derivative."""
+    alone = jax.custom_jvp(function)
+
+    @alone.defjvp
+    def refuse(*_):
+        raise NotImplementedError("cuDNN has no such derivative")
+
+    return alone
+
+
 @pytest.fixture
 def stand_in(monkeypatch):
     state = SimpleNamespace(factor=1)
 
-    def call(options, query, key, value):
+    def xla(options, query, key, value):
         # In float32: on a CPU, XLA has no product of float16.
         wide = (x.astype(jnp.float32) for x in (query, key, value))
-        context = jax.nn.dot_product_attention(*wide, scale=options.scale, is_causal=options.is_causal, implementation="xla")
+        context = jax.nn.dot_product_attention(*wide, **options._asdict(), implementation="xla")
         return state.factor * context.astype(value.dtype)
+
+    # Like cuDNN it has a reverse mode, and neither of the two has a derivative.
+    def call(options, *given):
+        forward = opaque(partial(xla, options))
+        backward = opaque(lambda given, back: jax.vjp(partial(xla, options), *given)[1](back))
+        attend = jax.custom_vjp(forward)
+        attend.defvjp(lambda *given: (forward(*given), given), backward)
+        return attend(*given)
 
     monkeypatch.setattr(cudnn, "_cudnn", call)
     monkeypatch.setattr(cudnn, "_default_device", lambda: AMPERE)
