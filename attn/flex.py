@@ -49,7 +49,8 @@ def flex_attention(
     """softmax(score_mod(scale Q K^T)) V over the pairs that mask_mod and block_mask allow, in memory O(T + S).
 
     Gradients flow to query, key, value, scale, and every floating array that score_mod captures; they are exact, and the same
-    bits each time.  A query that may attend to nothing has context 0.
+    bits each time.  The gradient of a captured array is added to once for each block: one of size T S is cheaper as the `bias`
+    of `dot_product_attention`.  A query that may attend to nothing has context 0.
 
     Args:
         query: [*B T N H].

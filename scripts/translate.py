@@ -1,5 +1,6 @@
 """Translate line for line, in order; a blank line stays blank:  python scripts/translate.py runs/x < in.txt > out.txt"""
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Literal
@@ -7,19 +8,27 @@ from typing import Literal
 import tyro
 
 from seq2seq.cli import report_errors
-from seq2seq.corpora.cleaning import read_bytes, split_lines
 from seq2seq.translation import load
-from seq2seq.translation.output import TranslationProgress, check_output, format_results, unfinished_note, write_alignments
+from seq2seq.translation.options import DecodingOptions
+from seq2seq.translation.output import (
+    TranslationProgress,
+    check_output,
+    format_json,
+    format_results,
+    read_sentences,
+    unfinished_note,
+    write_alignments,
+)
 
 
 def main(
     run: tyro.conf.Positional[Path],
-    input: Path | None = None,
+    decoding: tyro.conf.OmitArgPrefixes[DecodingOptions] = DecodingOptions(),  # noqa: B008
+    input: tuple[Path, ...] = (),
     output: Path | None = None,
-    beam_size: int | None = None,
-    n_best: int = 1,
-    length_penalty: Literal["gnmt", "power", "none"] | None = None,
-    alpha: float | None = None,
+    json: bool = False,
+    prefix: Path | None = None,
+    ensemble: tuple[Path, ...] = (),
     batch_tokens: int | None = None,
     attention: Path | None = None,
     attention_units: Literal["words", "pieces"] = "words",
@@ -29,24 +38,26 @@ def main(
 
     Args:
         run: Folder of the run.
-        input: UTF-8 text, one sentence a line; standard input if not given.
+        decoding: The search; what is not given is as in the config of the run.
+        input: UTF-8 text, one sentence a line, of one file after the other; standard input if not given.
         output: Receives the translations; standard output if not given.
-        beam_size: Hypotheses kept; 1 is greedy. What is not given is as in the config of the run.
-        n_best: Above 1, that many lines for each line of input: `line ||| hypothesis ||| score`.
-        length_penalty: Formula of the length penalty.
-        alpha: Exponent of the length penalty.
+        json: One object a line: source, and of each hypothesis text, score, log_probability, tokens, finished.
+        prefix: What each translation begins with, a line for each line of input.
+        ensemble: Folders of further runs with the same vocabulary; all translate together.
         batch_tokens: Source tokens decoded together; changes speed and memory only.
         attention: Folder that receives, for each line, a heat map (.png) and its numbers (.json).
         attention_units: What its rows and columns are; pieces for text written without spaces.
-        checkpoint: Which checkpoint of the run.
+        checkpoint: Which checkpoint of the runs.
     """
     check_output(output)
-    sentences = list(split_lines(read_bytes(input) if input else sys.stdin.buffer.read(), str(input or "standard input")))
-    options = {"beam_size": beam_size, "n_best": n_best, "length_penalty": length_penalty, "alpha": alpha}
-    options |= {"batch_tokens": batch_tokens, "with_weights": attention is not None}
+    sentences = read_sentences(input)
+    prefixes = read_sentences((prefix,)) if prefix else None
+    translator = load(run, checkpoint, ensemble=ensemble)
     with TranslationProgress() as progress:
-        results = load(run, checkpoint).translate(sentences, **options, progress=progress)
-    text = format_results(results, n_best).encode()
+        batches = {"batch_tokens": batch_tokens, "with_weights": attention is not None, "progress": progress}
+        results = translator.translate(sentences, prefixes=prefixes, **batches, **dataclasses.asdict(decoding))
+    n_best = decoding.n_best or translator.run.config.decoding.n_best
+    text = (format_json(sentences, results) if json else format_results(results, n_best)).encode()
     output.write_bytes(text) if output else sys.stdout.buffer.write(text)
     progress.say(unfinished_note(results))
     if attention:

@@ -7,7 +7,7 @@ Every layer computes in `dtype` and keeps its parameters in float32.  Randomness
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -184,15 +184,17 @@ class MultiHeadAttention(nnx.Module):
     def step(self, x: Float[Array, "R 1 D"], relation: Relation, cache: Cache, ancestry: Ancestry):
         """Self-attention of the next token to the cache and itself: output, new cache.  A row without room for it is NaN."""
         params = self.params(x.dtype)
-        query, memory = _project_related(params, x, relation)
-        cache = append(cache, ancestry, memory.key[:, 0], memory.value[:, 0])
+        query, key, value = _project_together(x, (params.query_kernel, params.key_kernel, params.value_kernel))
+        query, key = relation.rotate(query), relation.rotate(key)
+        cache = append(cache, ancestry, key[:, 0], value[:, 0])
         context = attend_to_cache(query[:, 0], cache, ancestry, relation.bias(query))
         return attn.project_output(params, context[:, None]), cache
 
     def step_to_source(self, x: Float[Array, "R 1 D"], memory: SourceMemory, lengths: Int[Array, "B"]):
         """Cross-attention of the next tokens of R = B K hypotheses: output, weights [R, N, S]."""
         params = self.params(x.dtype)
-        context, weights = attend_to_source(attn.project_query(params, x)[:, 0], memory, lengths)
+        (query,) = _project_together(x, (params.query_kernel,))
+        context, weights = attend_to_source(query[:, 0], memory, lengths)
         return attn.project_output(params, context[:, None]), weights
 
     def project_memory(self, states: Float[Array, "B S D"]) -> Memory:
@@ -205,6 +207,13 @@ class MultiHeadAttention(nnx.Module):
         query = attn.project_query(params, x)
         context = attn.dot_product_attention(query, *memory, dropout_rate=rate, dropout_key=dropout_key, **options)
         return attn.project_output(params, context)
+
+
+def _project_together(x: Float[Array, "R 1 D"], kernels: Sequence[Float[Array, "D N H"]]) -> list[Float[Array, "R 1 N H"]]:
+    """x W of each kernel, in one product: a decoding step has few rows, and many small products would each wait for the last."""
+    columns = jnp.concatenate([kernel.reshape(len(kernel), -1) for kernel in kernels], axis=1)
+    parts = jnp.split(dense(x, columns), len(kernels), axis=-1)
+    return [part.reshape(*x.shape[:2], *kernel.shape[1:]) for part, kernel in zip(parts, kernels, strict=True)]
 
 
 def _project_related(params: attn.MultiHeadParams, x: Float[Array, "B T D"], relation: Relation):

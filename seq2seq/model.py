@@ -23,6 +23,10 @@ class EncoderDecoder(Protocol):
 
     `features` and `logits` are for training, all target positions at once; `encode`, `init_state` and `step` are for
     decoding, one target position at a time.  `__call__` is logits(features(...)).
+
+    A search keeps several hypotheses of each source by repeating and gathering rows.  A model that can do with less has
+    `start_beams(memory, max_length, beam_size) -> (memory, state)` and `reorder(state, parents) -> state` of its own
+    (see `seq2seq.decoding.beams`).
     """
 
     def __call__(

@@ -203,7 +203,7 @@ class Transformer(nnx.Module):
         return state._replace(ancestry=reorder(state.ancestry, parents))
 
     def step(self, memory: TransformerMemory, state: TransformerState, tokens: Int[Array, "R"]) -> StepOutput:
-        """Logits of the next token of R = B K hypotheses; the weights are the last layer's cross-attention, averaged over heads."""
+        """Logits of the next token of R = B K hypotheses; the weights are the mean over heads of the last cross-attention."""
         _, K, room = state.ancestry.origin.shape
         position, ancestry = jnp.repeat(state.ancestry.length, K), grow(state.ancestry)
         x = self.target_positions.embed(self.target_embedding(tokens[:, None]), room, position)

@@ -11,6 +11,7 @@ Before translation each is trained for the same number of steps, since what an u
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 import tempfile
@@ -60,7 +61,7 @@ def run_training_benchmark(
     data_dir: str | Path | None = None,
     log: Log = lambda line: None,
 ) -> TrainingResults:
-    """Measure every config, and write results.json after each, and table.txt.
+    """Measure every config; results.json is written after each measurement and table.txt after each config.
 
     Args:
         out: folder that receives the files.
@@ -81,14 +82,14 @@ def run_training_benchmark(
     loaded = {Path(path).stem: _load(path, data_dir) for path in configs}
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    results = TrainingResults({}, dataclasses.asdict(plan))
+    results = TrainingResults({"load_average": _load_average(log)}, dataclasses.asdict(plan))
     command = _joeynmt_command(joeynmt, results, log)
     for name, config in loaded.items():
         with tempfile.TemporaryDirectory(prefix="benchmark_training") as folder, ExitStack() as stack:
             log(f"{name}: reading the corpus")
             material = write_material(config, Path(folder), max(2, plan.turns * plan.steps), plan.sentences, log)
-            run = ConfigRun(name, config, plan, material, results, log)
-            run.start(stack, out, command)
+            run = ConfigRun(name, config, plan, material, results, out, log)
+            run.start(stack, command)
             run.train()
             run.decode()
         results.write(out / "results.json")
@@ -115,18 +116,18 @@ def joeynmt_command(python: str) -> list[str]:
 class ConfigRun:
     """One config: the processes that work on it, and what they measured."""
 
-    def __init__(self, name: str, config: Config, plan: Plan, material: Material, results: TrainingResults, log: Log):
+    def __init__(self, name: str, config: Config, plan: Plan, material: Material, results: TrainingResults, out: Path, log: Log):
         self.name, self.config, self.plan, self.material = name, config, plan, material
-        self.results = results
+        self.results, self.out = results, out
         self.log = lambda line: log(f"{name}: {line}")
         self.workers: dict[str, Worker] = {}
         self.facts: dict[str, dict[str, Any]] = {}
 
-    def start(self, stack: ExitStack, out: Path, joeynmt: list[str] | None) -> None:
+    def start(self, stack: ExitStack, joeynmt: list[str] | None) -> None:
         """Start the processes and warm them up; those of JoeyNMT that cannot be had are left out and told."""
 
         def enter(system: str, command: list[str], **arguments: Any) -> None:
-            worker = stack.enter_context(Worker(command, out / f"{self.name}.{system}.log"))
+            worker = stack.enter_context(Worker(command, self.out / f"{self.name}.{system}.log"))
             self.log(f"{system}: preparing")
             facts = worker.ask("prepare", **arguments)
             self.results.environment.update(facts.pop("environment") | {"command": " ".join(sys.argv)})
@@ -163,6 +164,7 @@ class ConfigRun:
             )
             self.results.training.append(row)
             self.log(f"{system}: {row.tokens_per_second:,.0f} target tokens/s, ours / it {row.to_ours:.2f}")
+        self.results.write(self.out / "results.json")
 
     def decode(self) -> None:
         """Train on, then translate greedily and with a beam, in turns."""
@@ -202,12 +204,15 @@ class ConfigRun:
                 **warm[system],
             )
             self.results.decoding.append(row)
-            self.log(f"{system}: {row.sentences_per_second:.1f} sentences/s, ours / it {row.to_ours:.2f}")
+            rate = f"{row.sentences_per_second:.1f} sentences/s of {row.mean_length:.1f} pieces"
+            self.log(f"{system}: {rate}, ours / it {row.to_ours:.2f}")
+        self.results.write(self.out / "results.json")
 
     def _turns(self, do: str, systems: list[str], turns: int, **arguments: Any) -> dict[str, list[dict[str, Any]]]:
         """Replies of each system: one request to each, forwards and in the next turn backwards."""
         replies: dict[str, list[dict[str, Any]]] = {system: [] for system in systems}
         for turn in range(turns):
+            self.log(f"{do}, turn {turn + 1} of {turns}")
             for system in list(replies)[:: -1 if turn % 2 else 1]:
                 reply = self._ask(system, do, **arguments)
                 if reply is None:
@@ -241,6 +246,14 @@ def _joeynmt_command(python: str, results: TrainingResults, log: Log) -> list[st
         log(f"JoeyNMT is not here: {error}")
         results.left_out += [Omission("any", system, f"not here: {error}") for system in (STEP, INSTALLED)]
         return None
+
+
+def _load_average(log: Log) -> float | None:
+    """How many other processes are at work; they slow systems that share each small product among threads most of all."""
+    load = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+    if load is not None and load > 0.5:
+        log(f"the load average is {load} before anything runs: ratios are of use only where nothing else runs")
+    return load
 
 
 def _check(plan: Plan, configs: Sequence[str | Path]) -> None:

@@ -44,7 +44,8 @@ def title(results: TrainingResults) -> str:
     """What ran where."""
     place = results.environment
     versions = ", ".join(f"{name} {place[name]}" for name in ("jax", "flax", "joeynmt", "torch") if place.get(name))
-    return f"{place.get('device', DASH)}, {place.get('cores', DASH)} cores; {versions}"
+    load = number(place.get("load_average"), 2)
+    return f"{place.get('device', DASH)}, {place.get('cores', DASH)} cores, load average before {load}; {versions}"
 
 
 def write_table(path: Path, results: TrainingResults) -> None:

@@ -71,7 +71,7 @@ class OurWorker:
         trainer, validation = self.trainer, self.trainer.validation
         self.compilations.take()
         for shape in sorted(trainer.batches.shapes):
-            # A batch of nothing but padding has no gradient: the parameters stay as they are.
+            # A batch of nothing but padding has no gradient, and teaches the model nothing before the first block.
             nothing = Batch(*(np.full(shape, PAD, np.int32) for _ in Batch._fields))
             trainer.state, _ = trainer.train_step(trainer.state, [place_batch(nothing, trainer.mesh)] * self.accumulate)
         jax.block_until_ready(trainer.state)

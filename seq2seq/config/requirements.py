@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from seq2seq.config.schema import Config, ConfigError, RNNConfig, TokenizerConfig, TransformerConfig
+from seq2seq.config.schema import Config, ConfigError, DecodingConfig, RNNConfig, TokenizerConfig, TransformerConfig
 
 
 def validate(config: Config, file: str | Path | None = None) -> Config:
@@ -73,13 +73,29 @@ def _requirements(config: Config) -> Iterator[tuple[str, str, bool]]:
     if t.metric == "dev_bleu":
         yield "training.dev_bleu_sentences", "an integer >= 1 when training.metric is dev_bleu", t.dev_bleu_sentences >= 1
     yield "training.patience", "an integer >= 0", t.patience >= 0
-    yield "decoding.beam_size", "an integer >= 1", d.beam_size >= 1
-    yield "decoding.n_best", f"1 <= n_best <= beam_size = {d.beam_size}", 1 <= d.n_best <= d.beam_size
-    yield "decoding.max_length_factor", "a number >= 0", d.max_length_factor >= 0
-    yield "decoding.max_length_offset", "an integer >= 1", d.max_length_offset >= 1
+    yield from _decoding_requirements(d)
     yield "evaluation.edges", "increasing integers >= 1", bool(e.edges) and e.edges[0] >= 1 and _increasing(e.edges)
     yield "evaluation.bootstrap_samples", "an integer >= 100", e.bootstrap_samples >= 100
     yield "evaluation.min_bleu_sentences", "an integer >= 1", e.min_bleu_sentences >= 1
+
+
+def _decoding_requirements(decoding: DecodingConfig) -> Iterator[tuple[str, str, bool]]:
+    d = decoding
+    yield "decoding.beam_size", "an integer from 1 to 50", 1 <= d.beam_size <= 50
+    if d.search == "beam":
+        yield "decoding.n_best", f"1 <= n_best <= beam_size = {d.beam_size}", 1 <= d.n_best <= d.beam_size
+    yield "decoding.n_best", "an integer >= 1", d.n_best >= 1
+    yield "decoding.alpha", "a finite number", math.isfinite(d.alpha)
+    yield "decoding.coverage_penalty", "a finite number >= 0", 0 <= d.coverage_penalty < math.inf
+    yield "decoding.max_length_factor", "a finite number >= 0", 0 <= d.max_length_factor < math.inf
+    yield "decoding.max_length_offset", "an integer >= 1", d.max_length_offset >= 1
+    yield "decoding.min_length_factor", "a finite number >= 0", 0 <= d.min_length_factor < math.inf
+    yield "decoding.min_length_offset", "an integer >= 0", d.min_length_offset >= 0
+    yield "decoding.no_repeat_ngram", "an integer >= 0", d.no_repeat_ngram >= 0
+    yield "decoding.temperature", "a finite number > 0", 0 < d.temperature < math.inf
+    yield "decoding.top_k", "an integer >= 0", d.top_k >= 0
+    yield "decoding.top_p", "a number in (0, 1]", 0 < d.top_p <= 1
+    yield "decoding.seed", "an integer >= 0", d.seed >= 0
 
 
 def _model_requirements(model: RNNConfig | TransformerConfig, tokenizer: TokenizerConfig) -> Iterator[tuple[str, str, bool]]:

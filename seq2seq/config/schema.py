@@ -237,18 +237,40 @@ class TrainingConfig:
 class DecodingConfig:
     """From model to text."""
 
+    search: Literal["beam", "sample"] = "beam"
+    """`beam`: the best hypotheses; `sample`: n_best hypotheses drawn from the model's distribution."""
     beam_size: int = 4
-    """Hypotheses kept; 1 is greedy."""
+    """`beam`: hypotheses kept; 1 is greedy."""
     length_penalty: Literal["gnmt", "power", "none"] = "gnmt"
     """Score = log p / penalty: gnmt ((5+n)/6)^alpha (Wu et al. 2016), power n^alpha, none 1; n counts `</s>`."""
     alpha: float = 0.6
     """Exponent of the length penalty."""
+    coverage_penalty: float = 0.0
+    """`beam`: what scores lose for source pieces without attention (beta of Wu et al. 2016, eq. 14); 0 is nothing."""
     n_best: int = 1
     """Hypotheses returned for each sentence."""
     max_length_factor: float = 2.0
     """Longest output = factor * source length + offset, in subwords."""
     max_length_offset: int = 10
     """See max_length_factor."""
+    min_length_factor: float = 0.0
+    """Shortest output = factor * source length + offset, in subwords with `</s>`, and never above the longest."""
+    min_length_offset: int = 0
+    """See min_length_factor."""
+    no_repeat_ngram: int = 0
+    """No n subwords in a row occur twice in an output; 0 sets no such rule."""
+    temperature: float = 1.0
+    """`sample`: below 1 sharpens the distribution, above 1 flattens it."""
+    top_k: int = 0
+    """`sample`: draw from the k likeliest subwords only; 0 is all."""
+    top_p: float = 1.0
+    """`sample`: draw from the fewest likeliest subwords of this probability only (Holtzman et al. 2020); 1 is all."""
+    seed: int = 0
+    """`sample`: seed of the draws; a sentence in the same place of the input gets the same ones whatever the batches."""
+    replace_unknown: bool = False
+    """An unknown piece in the output becomes the source word it attends to most."""
+    ensemble_average: Literal["probabilities", "log_probabilities"] = "probabilities"
+    """What is averaged over the models of an ensemble."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,10 +15,11 @@ from jax import Array, lax
 from jaxtyping import Float, Integer
 
 from seq2seq.decoding.beams import reorder_beams, start_beams
-from seq2seq.decoding.constraints import Rules, checked_rules, constrain
+from seq2seq.decoding.constraints import checked_rules, constrain
 from seq2seq.decoding.coverage import coverage_penalty
 from seq2seq.decoding.greedy import greedy_search
 from seq2seq.decoding.hypotheses import LENGTH_PENALTIES, Decoded, checked, given_weights, next_log_probs, score, weights_buffer
+from seq2seq.decoding.top_k import top_k
 from seq2seq.tokenizer import BOS, EOS, PAD
 
 
@@ -157,8 +159,8 @@ def _beam_search(
         finished = _add_finished(beam.finished, scores, ending, parents, n)
         live, order = lax.top_k(jnp.where(tokens == EOS, -jnp.inf, log_probs), beam_size)
         parents, tokens = _of(order, parents), _of(order, tokens)
-        # The coverage penalty is at most 0, so what is reachable without it bounds what is reachable with it.
-        reachable = jnp.maximum(scored(live[:, 0], n + 1), scored(live[:, 0], max_lengths))
+        worst = finished.scores[:, -1]
+        beaten = worst > -jnp.inf if beam_size == 1 else _reachable(live[:, 0], n, max_lengths, scored) <= worst
         return _Beam(
             n,
             output.state,
@@ -167,7 +169,7 @@ def _beam_search(
             jnp.where(beam.done[:, None], beam.log_probs, live),
             None if covered is None else jnp.where(beam.done[:, None, None], beam.covered, _of(parents, covered)),
             jnp.where(beam.done, beam.lengths, n),
-            beam.done | (n >= max_lengths) | (reachable <= finished.scores[:, -1]),
+            beam.done | (n >= max_lengths) | beaten,
             finished,
             None if beam.ids is None else _of(parents, beam.ids).at[:, :, beam.step].set(tokens),
             _record(beam.history, beam.step, tokens, parents, weights if with_weights else None),
@@ -217,7 +219,7 @@ def _continuations(log_probs: Float[Array, "B K"], next_log_probs: Float[Array, 
     """
     (B, K), V = log_probs.shape, next_log_probs.shape[-1]
     total = log_probs[:, :, None] + next_log_probs.reshape(B, K, V)
-    best, index = lax.top_k(total.reshape(B, K * V), 2 * K)
+    best, index = top_k(total.reshape(B, K * V), 2 * K)
     return best, index // V, index % V
 
 
@@ -227,6 +229,15 @@ def _add_finished(finished: _Hypotheses, scores: Array, log_probs: Array, parent
     both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), finished, new)
     _, order = lax.top_k(both.scores, finished.scores.shape[1])
     return _pick(both, order)
+
+
+def _reachable(log_probs: Array, n: Array, max_lengths: Array, scored: Callable[[Array, Array], Array]) -> Array:
+    """The best score that a live hypothesis of n pieces and this log-probability can still finish with.
+
+    It ends with n + 1 .. max_lengths pieces and log p can only fall.  log p <= 0 and the penalty is monotone, so the best is
+    at one of the two ends: at the limit for alpha > 0, at n + 1 for alpha < 0.  The coverage penalty adds 0 at most.
+    """
+    return jnp.maximum(scored(log_probs, n + 1), scored(log_probs, max_lengths))
 
 
 def _record(history: _History, step: Array, tokens: Array, parents: Array, weights: Array | None) -> _History:

@@ -93,5 +93,5 @@ def _without_repeats(log_probs: Float[Array, "R V"], ids: Int[Array, "R T"], ste
     return log_probs.at[jnp.arange(R)[:, None], banned].set(-jnp.inf, mode="drop")
 
 
-def _for_beams(x: Int[Array, "B *A"], R: int) -> Int[Array, "R *A"]:
+def _for_beams(x: Int[Array | np.ndarray, "B *A"], R: int) -> Int[Array, "R *A"]:
     return jnp.repeat(jnp.asarray(x), R // len(x), axis=0)

@@ -6,6 +6,19 @@ error that names it.
 """
 
 from seq2seq.translation.decode import IdHypothesis, TranslationError, decode_corpus
+from seq2seq.translation.ensemble import load_runs
+from seq2seq.translation.scoring import ScoredPair, score_pairs
 from seq2seq.translation.translator import BLANK, Hypothesis, Translator, load
 
-__all__ = ["BLANK", "Hypothesis", "IdHypothesis", "TranslationError", "Translator", "decode_corpus", "load"]
+__all__ = [
+    "BLANK",
+    "Hypothesis",
+    "IdHypothesis",
+    "ScoredPair",
+    "TranslationError",
+    "Translator",
+    "decode_corpus",
+    "load",
+    "load_runs",
+    "score_pairs",
+]

@@ -11,7 +11,7 @@ from flax import nnx
 
 from seq2seq.batches import group_by_length, pad_rows
 from seq2seq.config import BatchConfig, DecodingConfig, TransformerConfig
-from seq2seq.decoding import Decoded, beam_search
+from seq2seq.decoding import Decoded, Ensemble, beam_search, sample
 
 
 class TranslationError(ValueError):
@@ -41,34 +41,54 @@ def decode_corpus(
     decoding: DecodingConfig,
     batches: BatchConfig,
     *,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    numbers: Sequence[int] | None = None,
     with_weights: bool = False,
     progress: ProgressCall | None = None,
 ) -> list[list[IdHypothesis]]:
     """Decode sources of any length; the longest come first, so that a lack of memory shows at once.
 
     A source of n ids yields max_length_factor * n + max_length_offset pieces at most, both with `</s>`; learned positions
-    lower this to the size of their table.  One batch holds batches.eval_tokens source tokens, copies for the beam included.
+    lower this to the size of their table, and a prefix raises it to leave room for `</s>`.  One batch holds
+    batches.eval_tokens source tokens, copies for the hypotheses included.
 
     Args:
         model: fulfils `EncoderDecoder`, in evaluation mode.
         encoded_sources: ids of each sentence, ending in `</s>`.
+        decoding: the search and its options.
+        batches: bucket lengths and eval_tokens.
+        prefixes: first ids of each output.
+        numbers: set the draws of each source apart, and name it in an error; 1, 2, ... if not given.
+        with_weights: give attention weights too.
+        progress: called after each batch.
 
     Returns:
         For each source, in the order given, its n_best hypotheses, best first; fewer if there are no more.
 
     Raises:
-        TranslationError: a source longer than the model can read, or log-probabilities that are NaN.
+        TranslationError: a source or prefix longer than the model can hold, or log-probabilities that are NaN.
     """
     limit = position_limit(model)
-    check_lengths(encoded_sources, range(1, len(encoded_sources) + 1), limit)
+    prefixes = [()] * len(encoded_sources) if prefixes is None else prefixes
+    numbers = range(1, len(encoded_sources) + 1) if numbers is None else numbers
+    check_lengths(encoded_sources, prefixes, numbers, limit)
     results: list[list[IdHypothesis]] = [[] for _ in encoded_sources]
     order = sorted(range(len(encoded_sources)), key=lambda i: len(encoded_sources[i]))
-    tokens = max(batches.eval_tokens // decoding.beam_size, 1)
+    copies = decoding.n_best if decoding.search == "sample" else decoding.beam_size
+    tokens = max(batches.eval_tokens // copies, 1)
     done = 0
     for places, rows, length in reversed(group_by_length([len(encoded_sources[i]) for i in order], batches.lengths, tokens)):
         indices = [order[place] for place in places]
-        sources = [encoded_sources[i] for i in indices]
-        decoded = _decode_batch(model, sources, rows, min(length, limit or length), decoding, limit, with_weights)
+        batch = _make_batch(
+            [encoded_sources[i] for i in indices],
+            [prefixes[i] for i in indices],
+            [numbers[i] for i in indices],
+            rows,
+            min(length, limit or length),
+            decoding,
+            limit,
+        )
+        decoded = _decode_batch(model, batch, decoding, with_weights)
         for row, i in enumerate(indices):
             results[i] = list(_hypotheses(decoded, row, len(encoded_sources[i])))
         done += len(indices)
@@ -79,44 +99,88 @@ def decode_corpus(
 
 def position_limit(model: nnx.Module) -> int | None:
     """Most pieces on either side that `model` has positions for; None is without limit."""
+    if isinstance(model, Ensemble):
+        return min((limit for limit in map(position_limit, model.members) if limit is not None), default=None)
     config = getattr(model, "config", None)
     learned = isinstance(config, TransformerConfig) and config.positions == "learned"
     return config.max_length if learned else None
 
 
-def check_lengths(encoded_sources: Sequence[Sequence[int]], numbers: Sequence[int], limit: int | None) -> None:
-    for number, ids in zip(numbers, encoded_sources, strict=True):
-        if limit is not None and len(ids) > limit:
-            expected = f"at most {limit} subwords with </s> (learned positions, model.max_length)"
-            raise TranslationError(f"line {number}: expected {expected}, got {len(ids)}")
+def check_lengths(
+    encoded_sources: Sequence[Sequence[int]], prefixes: Sequence[Sequence[int]], numbers: Sequence[int], limit: int | None
+) -> None:
+    if limit is None:
+        return
+    expected = f"subwords with </s> (learned positions, model.max_length = {limit})"
+    for number, ids, prefix in zip(numbers, encoded_sources, prefixes, strict=True):
+        if len(ids) > limit:
+            raise TranslationError(f"line {number}: expected at most {limit} {expected}, got {len(ids)}")
+        if len(prefix) >= limit:
+            raise TranslationError(f"prefix of line {number}: expected fewer than {limit} {expected}, got {len(prefix)}")
 
 
-def _decode_batch(
-    model: nnx.Module,
+class _Batch(NamedTuple):
+    """One static shape; the rows left over are all PAD."""
+
+    source: np.ndarray  # [B S]
+    numbers: np.ndarray  # [B]
+    min_lengths: np.ndarray | None  # [B]
+    max_lengths: np.ndarray  # [B]
+    prefixes: np.ndarray | None  # [B P]
+    max_length: int
+
+
+def _make_batch(
     sources: Sequence[Sequence[int]],
+    prefixes: Sequence[Sequence[int]],
+    numbers: Sequence[int],
     rows: int,
     length: int,
     decoding: DecodingConfig,
     limit: int | None,
-    with_weights: bool,
-) -> Decoded:
-    """One static shape: `rows` x `length`, the rows left over all PAD."""
+) -> _Batch:
+    d, left_over = decoding, rows - len(sources)
 
-    def longest_output(size: int) -> int:
-        longest = math.floor(decoding.max_length_factor * size) + decoding.max_length_offset
-        return min(longest, limit or longest)
+    def longest(size: int) -> int:
+        allowed = math.floor(d.max_length_factor * size) + d.max_length_offset
+        return min(allowed, limit or allowed)
 
-    decoded = beam_search(
-        model,
+    def shortest(size: int) -> int:
+        return max(math.floor(d.min_length_factor * size) + d.min_length_offset, 1)
+
+    most = [max(longest(len(ids)), len(prefix) + 1) for ids, prefix in zip(sources, prefixes, strict=True)]
+    least = [min(shortest(len(ids)), longest_of) for ids, longest_of in zip(sources, most, strict=True)]
+    longest_prefix = max(map(len, prefixes))
+    # A long prefix makes a new shape: in powers of two there are few.
+    room = 1 << (max(most) - 1).bit_length() if max(most) > longest(length) else longest(length)
+    return _Batch(
         pad_rows(sources, rows, length),
-        np.array([longest_output(len(ids)) for ids in sources] + [1] * (rows - len(sources)), np.int32),
-        beam_size=decoding.beam_size,
-        length_penalty=decoding.length_penalty,
-        alpha=decoding.alpha,
-        n_best=decoding.n_best,
-        max_length=longest_output(length),
-        with_weights=with_weights,
+        np.array([*numbers, *[0] * left_over], np.int32),
+        np.array(least + [1] * left_over, np.int32) if d.min_length_factor or d.min_length_offset else None,
+        np.array(most + [1] * left_over, np.int32),
+        pad_rows(prefixes, rows, 1 << (longest_prefix - 1).bit_length()) if longest_prefix else None,
+        min(room, limit or room),
     )
+
+
+def _decode_batch(model: nnx.Module, batch: _Batch, decoding: DecodingConfig, with_weights: bool) -> Decoded:
+    d = decoding
+    options = {
+        "length_penalty": d.length_penalty,
+        "alpha": d.alpha,
+        "n_best": d.n_best,
+        "max_length": batch.max_length,
+        "min_lengths": batch.min_lengths,
+        "prefixes": batch.prefixes,
+        "no_repeat_ngram": d.no_repeat_ngram,
+        "with_weights": with_weights,
+    }
+    if d.search == "sample":
+        options |= {"seed": d.seed, "numbers": batch.numbers, "temperature": d.temperature, "top_k": d.top_k, "top_p": d.top_p}
+        decoded = sample(model, batch.source, batch.max_lengths, **options)
+    else:
+        options |= {"beam_size": d.beam_size, "coverage": d.coverage_penalty}
+        decoded = beam_search(model, batch.source, batch.max_lengths, **options)
     decoded = Decoded(*(None if field is None else np.asarray(field) for field in decoded))
     if np.isnan(decoded.log_probs).any():
         raise TranslationError("model: expected finite log-probabilities, got NaN (its parameters have diverged)")

@@ -85,6 +85,27 @@ def test_translate_gives_line_for_line_and_heat_maps(runs):
     assert len(numbers["weights"]) == len(numbers["rows"])
 
 
+def test_options_of_translation_and_scores(runs, tmp_path):
+    """JSON, n-best, sampling and an ensemble from the command line, and scores that agree with what was found."""
+    folder, _, _ = runs
+    run, other = folder / "rnn_additive", folder / "transformer"
+    (tmp_path / "in.txt").write_text("a b c\n")
+    options = ("--input", tmp_path / "in.txt", tmp_path / "in.txt", "--json", "--beam-size", 3, "--n-best", 3)
+    first, second = map(json.loads, run_script("scripts/translate.py", run, *options).stdout.splitlines())
+    assert first == second
+    best, *others = first["hypotheses"]
+    assert len(others) == 2
+    (tmp_path / "out.txt").write_text(best["text"] + "\n")
+    pair = ("--source", tmp_path / "in.txt", "--target", tmp_path / "out.txt")
+    scored = run_script("scripts/score.py", run, *pair)
+    assert abs(float(scored.stdout) - best["log_probability"]) < 1e-3
+    assert "perplexity of a token" in scored.stderr
+    together = run_script("scripts/score.py", run, *pair, "--ensemble", other)
+    assert float(together.stdout) != float(scored.stdout)
+    drawn = run_script("scripts/translate.py", run, "--search", "sample", "--seed", 3, "--n-best", 4, text="a b c d\n").stdout
+    assert drawn.count("1 ||| ") == 4
+
+
 def test_mistakes_end_as_one_line(runs, tmp_path):
     folder, _, _ = runs
     config = tmp_path / "bad.toml"
@@ -94,6 +115,14 @@ def test_mistakes_end_as_one_line(runs, tmp_path):
         (("scripts/train.py", tmp_path / "none.toml"), "expected an existing file"),
         (("scripts/translate.py", tmp_path), "a run folder with config.toml"),
         (("scripts/evaluate.py", tmp_path), "a run folder with config.toml"),
+        (
+            ("scripts/translate.py", folder / "rnn_none", "--replace-unknown", "True"),
+            "decoding.replace_unknown: expected a run with",
+        ),
+        (
+            ("scripts/translate.py", folder / "rnn_none", "--beam-size", 51),
+            "decoding.beam_size: expected an integer from 1 to 50",
+        ),
         (("scripts/translate.py", folder / "rnn_none", "--attention", tmp_path / "a"), "attention"),
     ):
         result = run_script(*arguments, text="a b\n", code=2)
@@ -101,7 +130,7 @@ def test_mistakes_end_as_one_line(runs, tmp_path):
         assert expected in result.stderr
 
 
-@pytest.mark.parametrize("script", ["train", "evaluate", "compare", "translate", "prepare_data"])
+@pytest.mark.parametrize("script", ["train", "evaluate", "compare", "translate", "score", "prepare_data"])
 def test_every_script_explains_itself(script):
     result = run_script(f"scripts/{script}.py", "--help")
     assert f"python scripts/{script}.py" in result.stdout

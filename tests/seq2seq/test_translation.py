@@ -13,45 +13,30 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from random_run import RNN, run_of, save_run, train_small_tokenizer
 from rich.console import Console
 
-from seq2seq.checkpoints import CheckpointStore, Run, new_model
 from seq2seq.config import (
-    BatchConfig,
-    Config,
     ConfigError,
-    DecodingConfig,
-    RNNConfig,
-    TokenizerConfig,
     TransformerConfig,
-    save_config,
 )
 from seq2seq.decoding.greedy import _greedy_search
-from seq2seq.tokenizer import EOS, Tokenizers, train_tokenizer
+from seq2seq.tokenizer import EOS
 from seq2seq.translation import BLANK, Hypothesis, TranslationError, Translator, decode_corpus, load
+from seq2seq.translation.options import DecodingOptions
 from seq2seq.translation.output import TranslationProgress, attention_of_words, format_results, unfinished_note
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "translate.py"
-TEXTS = ["the dog sees the cat", "a cat and a dog", "the small house", "we go to the house", "le chat voit le chien", "é bois"]
-RNN = RNNConfig(embed_dim=8, encoder_dim=8, hidden_dim=12, align_dim=6, maxout_dim=8)
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_tokenizer(TEXTS, TokenizerConfig(kind="bpe", vocab_size=40))
+    return train_small_tokenizer()
 
 
-def run_of(tokenizer, model=RNN, lengths=(16,), **decoding):
-    """A run that no training made; its weights are large enough for outputs that differ from source to source."""
-    config = Config(
-        model=model,
-        batches=BatchConfig(tokens=64, lengths=lengths, eval_tokens=192),
-        decoding=DecodingConfig(**({"beam_size": 3, "max_length_factor": 1.0, "max_length_offset": 4} | decoding)),
-    )
-    tokenizers = Tokenizers(tokenizer, tokenizer)
-    graphdef, params = nnx.split(new_model(config, tokenizers))
-    made = nnx.merge(graphdef, jax.tree.map(lambda x: 3.0 * x, params))
-    return Run(config, made, tokenizers, 7, Path("runs/none"), "best")
+@pytest.fixture(scope="module")
+def run_dir(tokenizer, tmp_path_factory):
+    return save_run(run_of(tokenizer), tmp_path_factory.mktemp("run"))
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +133,10 @@ def test_options_reach_the_search(translator):
     ("options", "message"),
     [
         ({"n_best": 4}, "decoding.n_best: expected 1 <= n_best <= beam_size = 3, got 4"),
-        ({"beam_size": 0}, "decoding.beam_size: expected an integer >= 1, got 0"),
+        ({"beam_size": 0}, "decoding.beam_size: expected an integer from 1 to 50, got 0"),
+        ({"beam_size": 51}, "decoding.beam_size: expected an integer from 1 to 50, got 51"),
+        ({"length_penalty": "gmnt"}, "decoding.length_penalty: expected one of 'gnmt', 'power', 'none', got 'gmnt'"),
+        ({"top_p": 1.5, "search": "sample"}, "decoding.top_p: expected a number in (0, 1], got 1.5"),
         ({"batch_tokens": 0}, "batch_tokens: expected an integer >= 1, got 0"),
     ],
 )
@@ -224,17 +212,6 @@ def test_progress_without_a_terminal_is_plain_lines():
 
 
 @pytest.fixture(scope="module")
-def run_dir(tokenizer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run")
-    run = run_of(tokenizer)
-    save_config(run.config, folder / "config.toml")
-    run.tokenizers.save(folder)
-    meta = {"step": run.step, "tokenizers": run.tokenizers.sha256}
-    CheckpointStore(folder, "best", keep=1).save(run.step, meta, model=nnx.state(run.model, nnx.Param))
-    return folder
-
-
-@pytest.fixture(scope="module")
 def script():
     spec = importlib.util.spec_from_file_location("translate_script", SCRIPT)
     module = importlib.util.module_from_spec(spec)
@@ -259,15 +236,13 @@ def test_lines_in_lines_out(script, run_dir, translator, monkeypatch, capfdbinar
 
 
 def test_files_lists_and_heat_maps(script, run_dir, translator, tmp_path, capsys):
-    (tmp_path / "in.txt").write_bytes(b"the dog\n\na cat\n")
+    (tmp_path / "in.txt").write_bytes(b"the dog\n\n")
+    (tmp_path / "more.txt").write_bytes(b"a cat\n")
     script.main(
         run_dir,
-        input=tmp_path / "in.txt",
+        DecodingOptions(beam_size=4, n_best=2, length_penalty="power", alpha=0.5),
+        input=(tmp_path / "in.txt", tmp_path / "more.txt"),
         output=tmp_path / "out.txt",
-        beam_size=4,
-        n_best=2,
-        length_penalty="power",
-        alpha=0.5,
         batch_tokens=100,
         attention=tmp_path / "maps",
     )
@@ -291,7 +266,7 @@ def test_impossible_input_is_one_line_and_exit_code_2(run_dir, tmp_path):
 
 def test_output_in_a_missing_folder_fails_before_the_work(script, run_dir, tmp_path):
     with pytest.raises(ConfigError, match="output"):
-        script.main(run_dir, input=tmp_path / "none", output=tmp_path / "missing" / "out.txt")
+        script.main(run_dir, input=(tmp_path / "none",), output=tmp_path / "missing" / "out.txt")
 
 
 def test_attention_of_words_keeps_the_weight_of_each_row():
