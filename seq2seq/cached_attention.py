@@ -79,11 +79,23 @@ def init_ancestry(batch: int, beams: int, room: int) -> Ancestry:
     return Ancestry(jnp.full((batch, beams, room), -1, jnp.int32), jnp.zeros(batch, jnp.int32))
 
 
-def grow(ancestry: Ancestry) -> Ancestry:
+def advance(ancestry: Ancestry) -> Ancestry:
     """One more position, which every hypothesis writes itself; where there is no room, only the length grows."""
     B, K, _ = ancestry.origin.shape
     origin = ancestry.origin.at[jnp.arange(B), :, ancestry.length].set(jnp.arange(K), mode="drop")
     return Ancestry(origin, ancestry.length + 1)
+
+
+def grow_cache(cache: Cache, room: int) -> Cache:
+    """The same positions with more room."""
+    more = room - cache.key.shape[-1]
+    return Cache(jnp.pad(cache.key, [*[(0, 0)] * 4, (0, more)]), jnp.pad(cache.value, [*[(0, 0)] * 3, (0, more), (0, 0)]))
+
+
+def grow_ancestry(ancestry: Ancestry, room: int) -> Ancestry:
+    """The same positions with more room."""
+    more = room - ancestry.origin.shape[-1]
+    return ancestry._replace(origin=jnp.pad(ancestry.origin, [(0, 0), (0, 0), (0, more)], constant_values=-1))
 
 
 def reorder(ancestry: Ancestry, parents: Int[Array, "B K"]) -> Ancestry:
@@ -92,7 +104,7 @@ def reorder(ancestry: Ancestry, parents: Int[Array, "B K"]) -> Ancestry:
 
 
 def append(cache: Cache, ancestry: Ancestry, key: Float[Array, "R N H"], value: Float[Array, "R N H"]) -> Cache:
-    """Write the last position of `ancestry`, which has grown for it."""
+    """Write the last position of `ancestry`, which has advanced to it."""
     B, N, H, K, _ = cache.key.shape
     key = key.reshape(B, K, N, H).transpose(0, 2, 3, 1).astype(cache.key.dtype)
     value = value.reshape(B, K, N, H).swapaxes(1, 2).astype(cache.value.dtype)

@@ -11,13 +11,17 @@ The batch loss is the sum over real tokens divided by their number, so padding a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
+from jaxtyping import Array, Float, Int, PyTree
 
 from seq2seq.tokenizer import PAD
+
+ToLogits = Callable[[PyTree, Float[Array, "B C D"]], Float[Array, "B C V"]]
 
 
 class TokenSums(NamedTuple):
@@ -33,6 +37,10 @@ class TokenSums(NamedTuple):
     """Real tokens."""
 
 
+def no_sums() -> TokenSums:
+    return TokenSums(*[jnp.zeros((), jnp.float32)] * 4)
+
+
 def token_sums(logits: Float[Array, "*B V"], targets: Int[Array, "*B"], label_smoothing: float) -> TokenSums:
     """Sums over the positions whose target is not padding."""
     logits = logits.astype(jnp.float32)
@@ -46,16 +54,81 @@ def token_sums(logits: Float[Array, "*B V"], targets: Int[Array, "*B"], label_sm
 
 def chunked_token_sums(
     features: Float[Array, "B T D"],
-    to_logits: Callable[[Float[Array, "B C D"]], Float[Array, "B C V"]],
+    to_logits: ToLogits,
+    params: PyTree,
     targets: Int[Array, "B T"],
     label_smoothing: float,
     *,
     chunk_tokens: int = 512,
 ) -> TokenSums:
-    """`token_sums(to_logits(features), ...)` without the (B, T, V) logits: chunks of the target axis, each made again in the
-    backward pass.  The chunks keep the batch axis whole, so a batch split over devices stays split."""
-    batch, length = targets.shape
-    size = max(1, chunk_tokens // batch)
-    chunk = jax.checkpoint(lambda x, y: token_sums(to_logits(x), y, label_smoothing))
-    parts = [chunk(features[:, i : i + size], targets[:, i : i + size]) for i in range(0, length, size)]
-    return jax.tree.map(lambda *sums: sum(sums), *parts)
+    """`token_sums(to_logits(params, features), ...)` without the (B, T, V) logits: chunks of the target axis, one after another.
+
+    Where the gradient is wanted, each chunk makes its own at once, while its logits are there: three products with the output
+    matrix, where making the logits again on the way back takes four.  Only `loss` has a gradient; asking for that of the other
+    sums is an error.  The chunks keep the batch axis whole, so a batch split over devices stays split.
+
+    Args:
+        features: what the logits are made of.
+        to_logits: (params, [B C D]) -> [B C V].
+        params: pytree of floating arrays.
+        targets: ids, PAD where there is none.
+        label_smoothing: epsilon.
+        chunk_tokens: about how many positions a chunk has, over the whole batch.
+    """
+    size = max(1, chunk_tokens // targets.shape[0])
+    return _in_chunks(to_logits, label_smoothing, size, params, features, targets)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _in_chunks(
+    to_logits: ToLogits, label_smoothing: float, size: int, params: PyTree, features: Array, targets: Array
+) -> TokenSums:
+    def add(total: TokenSums, chunk: tuple[Array, Array]) -> tuple[TokenSums, None]:
+        x, y = chunk
+        return jax.tree.map(jnp.add, total, token_sums(to_logits(params, x), y, label_smoothing)), None
+
+    total, _ = jax.lax.scan(add, no_sums(), _chunks(size, features, targets))
+    return total
+
+
+def _with_gradient(to_logits: ToLogits, label_smoothing: float, size: int, params: Any, features: Any, targets: Any):
+    """The sums, and the gradient of their loss."""
+
+    def loss(params: PyTree, x: Array, y: Array) -> tuple[Array, TokenSums]:
+        sums = token_sums(to_logits(params, x), y, label_smoothing)
+        return sums.loss, sums
+
+    def add(total: tuple[PyTree, TokenSums], chunk: tuple[Array, Array]) -> tuple[Any, Array]:
+        (of_params, of_x), sums = jax.grad(loss, argnums=(0, 1), has_aux=True)(params, *chunk)
+        return jax.tree.map(jnp.add, total, (of_params, sums)), of_x
+
+    params, features, targets = jax.tree.map(lambda primal: primal.value, (params, features, targets), is_leaf=_is_primal)
+    start = jax.tree.map(jnp.zeros_like, params), no_sums()
+    (of_params, sums), of_chunks = jax.lax.scan(add, start, _chunks(size, features, targets))
+    of_features = of_chunks.swapaxes(0, 1).reshape(features.shape[0], -1, features.shape[2])[:, : features.shape[1]]
+    return sums, (of_params, of_features)
+
+
+def _is_primal(leaf: Any) -> bool:
+    return isinstance(leaf, CustomVJPPrimal)
+
+
+def _scaled(to_logits: ToLogits, label_smoothing: float, size: int, gradients: tuple[PyTree, Array], cotangents: TokenSums):
+    for name, cotangent in cotangents._asdict().items():
+        if name != "loss" and not isinstance(cotangent, SymbolicZero):
+            raise NotImplementedError(f"{name}: expected no gradient to be asked for, only that of loss is there")
+    return *jax.tree.map(lambda g: (cotangents.loss * g).astype(g.dtype), gradients), None
+
+
+_in_chunks.defvjp(_with_gradient, _scaled, symbolic_zeros=True)
+
+
+def _chunks(size: int, *arrays: Array) -> tuple[Array, ...]:
+    """[B T ...] -> [T / size, B, size, ...], T filled up with zeros, which as targets are PAD."""
+
+    def cut(x: Array) -> Array:
+        B, T, *rest = x.shape
+        whole = jnp.pad(x, [(0, 0), (0, -T % size), *[(0, 0)] * len(rest)])
+        return whole.reshape(B, -1, size, *rest).swapaxes(0, 1)
+
+    return tuple(cut(x) for x in arrays)

@@ -25,8 +25,8 @@ class EncoderDecoder(Protocol):
     decoding, one target position at a time.  `__call__` is logits(features(...)).
 
     A search keeps several hypotheses of each source by repeating and gathering rows.  A model that can do with less has
-    `start_beams(memory, max_length, beam_size) -> (memory, state)` and `reorder(state, parents) -> state` of its own
-    (see `seq2seq.decoding.beams`).
+    `start_beams(memory, max_length, beam_size) -> (memory, state)` and `reorder(state, parents) -> state` of its own (see
+    `seq2seq.decoding.beams`), and may have `grow(state, max_length) -> state`, so that a search begins with less room.
     """
 
     def __call__(

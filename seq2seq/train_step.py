@@ -20,7 +20,7 @@ from jaxtyping import PyTree
 
 from seq2seq.batches import Batch
 from seq2seq.config import TrainingConfig
-from seq2seq.losses import TokenSums, chunked_token_sums
+from seq2seq.losses import TokenSums, chunked_token_sums, no_sums
 
 
 class TrainState(NamedTuple):
@@ -72,7 +72,9 @@ def init_state(params: PyTree, optimizer: optax.GradientTransformation, mesh: Me
 
 def batch_sums(model: nnx.Module, batch: Batch, label_smoothing: float, dropout_key: jax.Array | None) -> TokenSums:
     features = model.features(batch.source, batch.target_in, dropout_key=dropout_key)
-    return chunked_token_sums(features, model.logits, batch.target_out, label_smoothing)
+    graphdef, params = nnx.split(model.output_layer)
+    to_logits = lambda params, x: nnx.merge(graphdef, params).attend(x)  # noqa: E731
+    return chunked_token_sums(features, to_logits, params, batch.target_out, label_smoothing)
 
 
 def make_train_step(
@@ -110,7 +112,7 @@ def make_train_step(
 
     @jax.jit
     def nothing(params: PyTree) -> Any:
-        return jax.tree.map(jnp.zeros_like, params), TokenSums(*[jnp.zeros(())] * 4)
+        return jax.tree.map(jnp.zeros_like, params), no_sums()
 
     finish = jax.jit(lambda state, total: update(state, *total), donate_argnums=0)
 

@@ -19,7 +19,18 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, DTypeLike, Float, Int, Key
 
-from seq2seq.cached_attention import Ancestry, Cache, SourceMemory, for_steps, grow, init_ancestry, init_cache, reorder
+from seq2seq.cached_attention import (
+    Ancestry,
+    Cache,
+    SourceMemory,
+    advance,
+    for_steps,
+    grow_ancestry,
+    grow_cache,
+    init_ancestry,
+    init_cache,
+    reorder,
+)
 from seq2seq.config import TransformerConfig
 from seq2seq.layers import (
     Embedding,
@@ -179,8 +190,13 @@ class Transformer(nnx.Module):
         x = positions.embed(word_dropout(words, self.config.word_dropout_rate, word_key), T)
         return dropout(x, self.config.embedding_dropout_rate, entry_key)
 
+    @property
+    def output_layer(self) -> Embedding | Output:
+        """What makes the logits."""
+        return self.target_embedding if self.config.tied_embeddings else self.output
+
     def logits(self, features: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
-        return (self.target_embedding if self.config.tied_embeddings else self.output).attend(features)
+        return self.output_layer.attend(features)
 
     def __call__(self, source: Int[Array, "B S"], target_in: Int[Array, "B T"], *, dropout_key: Key[Array, ""] | None = None):
         """Logits of every target position, teacher-forced: [B, T, V]."""
@@ -198,6 +214,11 @@ class Transformer(nnx.Module):
         caches = tuple(init_cache(*shape, heads, self.config.model_dim // heads, self.dtype) for _ in self.decoder)
         return memory, TransformerState(caches, init_ancestry(*shape))
 
+    def grow(self, state: TransformerState, max_length: int) -> TransformerState:
+        """The same hypotheses with room for `max_length` target tokens."""
+        caches = tuple(grow_cache(cache, max_length) for cache in state.caches)
+        return TransformerState(caches, grow_ancestry(state.ancestry, max_length))
+
     def reorder(self, state: TransformerState, parents: Int[Array, "B K"]) -> TransformerState:
         """Hypothesis k of each source goes on from its hypothesis parents[k]."""
         return state._replace(ancestry=reorder(state.ancestry, parents))
@@ -205,7 +226,7 @@ class Transformer(nnx.Module):
     def step(self, memory: TransformerMemory, state: TransformerState, tokens: Int[Array, "R"]) -> StepOutput:
         """Logits of the next token of R = B K hypotheses; the weights are the mean over heads of the last cross-attention."""
         _, K, room = state.ancestry.origin.shape
-        position, ancestry = jnp.repeat(state.ancestry.length, K), grow(state.ancestry)
+        position, ancestry = jnp.repeat(state.ancestry.length, K), advance(state.ancestry)
         x = self.target_positions.embed(self.target_embedding(tokens[:, None]), room, position)
         relations = self.target_positions.relations(1, room, position)
         caches = []

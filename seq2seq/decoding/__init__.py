@@ -12,9 +12,10 @@ softmax runs over the other pieces.  n counts `</s>` when the hypothesis has one
     score = log p / penalty(n) + cp
 
 with the penalty named by its formula (`LENGTH_PENALTIES`) and cp the coverage penalty, 0 unless asked for.  What a hypothesis
-must contain or not is the same for all searches (`constraints`).  Each search is one `lax.while_loop`, compiled once for each
-shape, that ends as soon as every row is done.  Each row has its own limit of length and its own end, so that neither batch size
-nor padding changes a translation.  A row whose source is all PAD is done at once: an empty hypothesis, finished, with score 0.
+must contain or not is the same for all searches (`constraints`).  Each search is a `lax.while_loop`, compiled once for each
+shape, that ends as soon as every row is done; that of a beam may go on in a second one with larger caches.  Each row has its
+own limit of length and its own end, so that neither batch size nor padding changes a translation.  A row whose source is all
+PAD is done at once: an empty hypothesis, finished, with score 0.
 """
 
 from seq2seq.decoding.beam import beam_search

@@ -18,6 +18,7 @@ from seq2seq.decoding.beams import reorder_beams, start_beams
 from seq2seq.decoding.constraints import checked_rules, constrain
 from seq2seq.decoding.coverage import coverage_penalty
 from seq2seq.decoding.greedy import greedy_search
+from seq2seq.decoding.history import History, Hypotheses, add_finished, backtrack, of, ranked, record
 from seq2seq.decoding.hypotheses import LENGTH_PENALTIES, Decoded, checked, given_weights, next_log_probs, score, weights_buffer
 from seq2seq.decoding.top_k import top_k
 from seq2seq.tokenizer import BOS, EOS, PAD
@@ -85,24 +86,6 @@ class Ranking(NamedTuple):
     coverage: Array | None
 
 
-class _Hypotheses(NamedTuple):
-    """Hypotheses by their last step; the steps before it stand in `_History`."""
-
-    scores: Array  # [B M], -inf where there is none
-    log_probs: Array  # [B M]
-    lengths: Array  # [B M]
-    tokens: Array  # [B M], the last piece
-    parents: Array  # [B M], the beam it was appended to
-
-
-class _History(NamedTuple):
-    """What each step appended to which beam: T comes first, so that a step writes one contiguous slice."""
-
-    tokens: Array  # [T B K], the piece that beam k received at step t
-    parents: Array  # [T B K], the beam of step t - 1 it was appended to
-    weights: Array | None  # [T B K S], attention of that earlier beam at step t, by its own number
-
-
 class _Beam(NamedTuple):
     step: Array
     state: Any  # of the beams of the step before
@@ -112,34 +95,66 @@ class _Beam(NamedTuple):
     covered: Array | None  # [B K S], attention so far
     lengths: Array  # [B], of the row's live hypotheses
     done: Array  # [B]
-    finished: _Hypotheses  # n_best of them, by score
+    finished: Hypotheses  # n_best of them, by score
     ids: Array | None  # [B K T], all pieces of each beam, where a rule looks at them
-    history: _History
+    history: History
 
 
-STATIC = ("beam_size", "n_best", "max_length", "penalty", "no_repeat_ngram", "with_weights")
+def _beam_search(graphdef, params, *arrays, max_length, **options) -> Decoded:
+    """Caches begin with half the room and grow only if some hypothesis needs it: most end long before their limit."""
+    options |= {"max_length": max_length}
+    can_grow = hasattr(nnx.merge(graphdef, params), "grow")
+    first, *later = (math.ceil(max_length / 2), max_length) if can_grow else (max_length,)
+    memory, beam = _begin(graphdef, params, *arrays, room=first, **options)
+    for room in later:
+        if not beam.done.all():
+            beam = _go_on(graphdef, params, memory, beam, *arrays, room=room, **options)
+    return _end(beam, *arrays, n_best=options["n_best"], penalty=options["penalty"])
+
+
+STATIC = ("beam_size", "n_best", "max_length", "penalty", "no_repeat_ngram", "with_weights", "room")
 
 
 @partial(jax.jit, static_argnums=0, static_argnames=STATIC)
-def _beam_search(
-    graphdef,
-    params,
-    source,
-    max_lengths,
-    rules,
-    ranking,
-    *,
-    beam_size,
-    n_best,
-    max_length,
-    penalty,
-    no_repeat_ngram,
-    with_weights,
-) -> Decoded:
+def _begin(graphdef, params, source, max_lengths, rules, ranking, *, room, **options) -> tuple[Any, _Beam]:
+    """Memory, and the beams after the steps that `room` holds."""
     model = nnx.merge(graphdef, params)
+    K, T, n_best = (options[key] for key in ("beam_size", "max_length", "n_best"))
+    memory, state = start_beams(model, model.encode(source), room, K)
+    start = _start(source, state, jnp.all(source == PAD, axis=1), K, n_best, T, options["with_weights"])
+    if ranking.coverage is not None:
+        start = start._replace(covered=jnp.zeros((len(source), K, source.shape[1]), jnp.float32))
+    if options["no_repeat_ngram"]:
+        start = start._replace(ids=jnp.full((len(source), K, T), PAD, jnp.int32))
+    return memory, _run(model, memory, start, source, max_lengths, rules, ranking, room, **options)
+
+
+@partial(jax.jit, static_argnums=0, static_argnames=STATIC)
+def _go_on(graphdef, params, memory, beam, source, max_lengths, rules, ranking, *, room, **options) -> _Beam:
+    """The beams after the steps that a larger room holds."""
+    model = nnx.merge(graphdef, params)
+    beam = beam._replace(state=model.grow(beam.state, room))
+    return _run(model, memory, beam, source, max_lengths, rules, ranking, room, **options)
+
+
+@partial(jax.jit, static_argnames=("n_best", "penalty"))
+def _end(beam, source, max_lengths, rules, ranking, *, n_best, penalty) -> Decoded:
+    """The hypotheses, best first."""
     mask = source != PAD
-    empty = ~jnp.any(mask, axis=1)
-    memory, state = start_beams(model, model.encode(source), max_length, beam_size)
+    empty = ~jnp.any(mask, axis=1, keepdims=True)
+    live = score(beam.log_probs, jnp.broadcast_to(beam.lengths[:, None], beam.log_probs.shape), penalty, ranking.alpha)
+    if ranking.coverage is not None:
+        live = live + jnp.where(empty, 0.0, coverage_penalty(beam.covered, mask, ranking.coverage))
+    best, finished = ranked(beam.finished, beam.history, beam.lengths, live, beam.log_probs, n_best)
+    ids, weights = backtrack(beam.history, best)
+    return Decoded(ids, best.lengths, best.scores, best.log_probs, weights, finished | (empty & (best.scores > -jnp.inf)))
+
+
+def _run(
+    model, memory, start, source, max_lengths, rules, ranking, room, *, beam_size, penalty, no_repeat_ngram, with_weights, **_
+) -> _Beam:
+    """Step by step until every row is done or the room is used up."""
+    mask = source != PAD
     scored = partial(score, penalty=penalty, alpha=ranking.alpha)
 
     def advance(beam: _Beam) -> _Beam:
@@ -155,10 +170,10 @@ def _beam_search(
         # a piece </s> below the best K is pruned like any other
         ends = (tokens == EOS) & (jnp.arange(tokens.shape[1]) < beam_size) & ~beam.done[:, None]
         ending = jnp.where(ends, log_probs, -jnp.inf)
-        scores = scored(ending, jnp.full_like(parents, n)) + (0.0 if covered is None else _of(parents, gained))
-        finished = _add_finished(beam.finished, scores, ending, parents, n)
+        scores = scored(ending, jnp.full_like(parents, n)) + (0.0 if covered is None else of(parents, gained))
+        finished = add_finished(beam.finished, scores, ending, parents, n)
         live, order = lax.top_k(jnp.where(tokens == EOS, -jnp.inf, log_probs), beam_size)
-        parents, tokens = _of(order, parents), _of(order, tokens)
+        parents, tokens = of(order, parents), of(order, tokens)
         worst = finished.scores[:, -1]
         beaten = worst > -jnp.inf if beam_size == 1 else _reachable(live[:, 0], n, max_lengths, scored) <= worst
         return _Beam(
@@ -167,28 +182,15 @@ def _beam_search(
             parents,
             tokens,
             jnp.where(beam.done[:, None], beam.log_probs, live),
-            None if covered is None else jnp.where(beam.done[:, None, None], beam.covered, _of(parents, covered)),
+            None if covered is None else jnp.where(beam.done[:, None, None], beam.covered, of(parents, covered)),
             jnp.where(beam.done, beam.lengths, n),
             beam.done | (n >= max_lengths) | beaten,
             finished,
-            None if beam.ids is None else _of(parents, beam.ids).at[:, :, beam.step].set(tokens),
-            _record(beam.history, beam.step, tokens, parents, weights if with_weights else None),
+            None if beam.ids is None else of(parents, beam.ids).at[:, :, beam.step].set(tokens),
+            record(beam.history, beam.step, tokens, parents, weights if with_weights else None),
         )
 
-    start = _start(source, state, empty, beam_size, n_best, max_length, with_weights)
-    if ranking.coverage is not None:
-        start = start._replace(covered=jnp.zeros((len(source), beam_size, source.shape[1]), jnp.float32))
-    if no_repeat_ngram:
-        start = start._replace(ids=jnp.full((len(source), beam_size, max_length), PAD, jnp.int32))
-    end = lax.while_loop(lambda beam: ~jnp.all(beam.done), advance, start)
-    live = scored(end.log_probs, jnp.broadcast_to(end.lengths[:, None], end.log_probs.shape))
-    if ranking.coverage is not None:
-        live = live + jnp.where(empty[:, None], 0.0, coverage_penalty(end.covered, mask, ranking.coverage))
-    best, finished = _ranked(end, live, n_best)
-    ids, weights = _backtrack(end.history, best)
-    return Decoded(
-        ids, best.lengths, best.scores, best.log_probs, weights, finished | (empty[:, None] & (best.scores > -jnp.inf))
-    )
+    return lax.while_loop(lambda beam: ~jnp.all(beam.done) & (beam.step < room), advance, start)
 
 
 def _start(source: Array, state: Any, empty: Array, K: int, n_best: int, T: int, with_weights: bool) -> _Beam:
@@ -206,9 +208,9 @@ def _start(source: Array, state: Any, empty: Array, K: int, n_best: int, T: int,
         covered=None,
         lengths=jnp.zeros(B, jnp.int32),
         done=empty,
-        finished=_Hypotheses(none, none, zeros, zeros, zeros),
+        finished=Hypotheses(none, none, zeros, zeros, zeros),
         ids=None,
-        history=_History(trace, trace, weights_buffer((T, B, K, S), with_weights)),
+        history=History(trace, trace, weights_buffer((T, B, K, S), with_weights)),
     )
 
 
@@ -223,14 +225,6 @@ def _continuations(log_probs: Float[Array, "B K"], next_log_probs: Float[Array, 
     return best, index // V, index % V
 
 
-def _add_finished(finished: _Hypotheses, scores: Array, log_probs: Array, parents: Array, n: Array) -> _Hypotheses:
-    """The best of the finished hypotheses and the new ones (score -inf is none)."""
-    new = _Hypotheses(scores, log_probs, jnp.full_like(parents, n), jnp.full_like(parents, EOS), parents)
-    both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), finished, new)
-    _, order = lax.top_k(both.scores, finished.scores.shape[1])
-    return _pick(both, order)
-
-
 def _reachable(log_probs: Array, n: Array, max_lengths: Array, scored: Callable[[Array, Array], Array]) -> Array:
     """The best score that a live hypothesis of n pieces and this log-probability can still finish with.
 
@@ -240,58 +234,5 @@ def _reachable(log_probs: Array, n: Array, max_lengths: Array, scored: Callable[
     return jnp.maximum(scored(log_probs, n + 1), scored(log_probs, max_lengths))
 
 
-def _record(history: _History, step: Array, tokens: Array, parents: Array, weights: Array | None) -> _History:
-    kept = history.weights
-    if weights is not None:
-        kept = kept.at[step].set(weights)
-    return _History(history.tokens.at[step].set(tokens), history.parents.at[step].set(parents), kept)
-
-
-def _of(index: Array, values: Array) -> Array:
-    """values[b, index[b, k]] for each row b."""
-    return jnp.take_along_axis(values, index.reshape(*index.shape, *[1] * (values.ndim - 2)), axis=1)
-
-
 def _flat(ids: Array | None) -> Array | None:
     return None if ids is None else ids.reshape(-1, ids.shape[-1])
-
-
-def _pick(hypotheses: _Hypotheses, index: Array) -> _Hypotheses:
-    return jax.tree.map(lambda leaf: jnp.take_along_axis(leaf, index, axis=1), hypotheses)
-
-
-def _ranked(end: _Beam, live_scores: Array, n_best: int) -> tuple[_Hypotheses, Array]:
-    """The n_best hypotheses of each row, and which of them are finished: those come first, the live ones fill up."""
-    last = jnp.maximum(end.lengths - 1, 0)[:, None]
-    tokens, parents = (
-        jnp.take_along_axis(jnp.moveaxis(trace, 0, 1), last[..., None], axis=1)[:, 0]
-        for trace in (end.history.tokens, end.history.parents)
-    )
-    lengths = jnp.broadcast_to(end.lengths[:, None], tokens.shape)
-    live = _by_score(_Hypotheses(live_scores, end.log_probs, lengths, tokens, parents))
-    count = jnp.sum(end.finished.scores > -jnp.inf, axis=1, keepdims=True)
-    rank = jnp.arange(n_best)[None, :]
-    both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), end.finished, live)
-    best = _pick(both, jnp.where(rank < count, rank, n_best + rank - count))
-    return best._replace(lengths=jnp.where(best.scores > -jnp.inf, best.lengths, 0)), rank < count
-
-
-def _by_score(hypotheses: _Hypotheses) -> _Hypotheses:
-    return _pick(hypotheses, lax.top_k(hypotheses.scores, hypotheses.scores.shape[1])[1])
-
-
-def _backtrack(history: _History, best: _Hypotheses) -> tuple[Array, Array | None]:
-    """ids [B n_best T] and weights [B n_best T S], read from the last piece of each hypothesis to its first."""
-
-    def back(beams: Array, trace: tuple[Array, _History]) -> tuple[Array, tuple[Array, Array | None]]:
-        step, (tokens, parents, weights) = trace
-        is_last, used = step == best.lengths - 1, step < best.lengths
-        tokens = jnp.where(is_last, best.tokens, jnp.take_along_axis(tokens, beams, axis=1))
-        parents = jnp.where(is_last, best.parents, jnp.take_along_axis(parents, beams, axis=1))
-        if weights is not None:
-            weights = jnp.where(used[..., None], jnp.take_along_axis(weights, parents[..., None], axis=1), 0.0)
-        return parents, (jnp.where(used, tokens, PAD), weights)
-
-    steps = jnp.arange(history.tokens.shape[0])
-    _, (ids, weights) = lax.scan(back, best.parents, (steps, history), reverse=True)
-    return jnp.moveaxis(ids, 0, 2), None if weights is None else jnp.moveaxis(weights, 0, 2)

@@ -116,8 +116,13 @@ class RNN(nnx.Module):
         """r_i for all i, teacher-forced: [B, T, maxout_dim]."""
         raise NotImplementedError
 
+    @property
+    def output_layer(self) -> Embedding | Output:
+        """What makes the logits."""
+        return self.target_embedding if self.config.tied_embeddings else self.output
+
     def logits(self, features: Float[Array, "*B M"]) -> Float[Array, "*B V"]:
-        return (self.target_embedding if self.config.tied_embeddings else self.output).attend(features)
+        return self.output_layer.attend(features)
 
     def __call__(self, source: Int[Array, "B S"], target_in: Int[Array, "B T"], *, dropout_key: Key[Array, ""] | None = None):
         """Logits of every target position, teacher-forced: [B, T, V]."""

@@ -40,12 +40,31 @@ def test_chunks_change_neither_value_nor_gradient(chunk_tokens):
     targets = jnp.asarray([[4, 5, 3, 1, 3], [6, 3, 0, 0, 0]])
 
     def chunked(x, w):
-        return chunked_token_sums(x, lambda h: h @ w, targets, 0.1, chunk_tokens=chunk_tokens).loss
+        return chunked_token_sums(x, lambda w, h: h @ w, w, targets, 0.1, chunk_tokens=chunk_tokens).loss / 3
 
     def whole(x, w):
-        return token_sums(x @ w, targets, 0.1).loss
+        return token_sums(x @ w, targets, 0.1).loss / 3
 
     arguments = jnp.asarray(features, jnp.float32), jnp.asarray(kernel, jnp.float32)
     np.testing.assert_allclose(chunked(*arguments), whole(*arguments), rtol=1e-6)
     for got, expected in zip(jax.grad(chunked, (0, 1))(*arguments), jax.grad(whole, (0, 1))(*arguments), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_only_the_loss_has_a_gradient():
+    x, targets = jnp.ones((1, 2, 3)), jnp.ones((1, 2), jnp.int32)
+    with pytest.raises(NotImplementedError, match="nll: expected no gradient to be asked for"):
+        jax.grad(lambda w: chunked_token_sums(x, lambda w, h: h @ w, w, targets, 0.1).nll)(jnp.ones((3, 7)))
+
+
+def test_logits_of_all_positions_are_never_there():
+    """And the gradient takes three products with the output matrix."""
+    features, kernel, targets = jnp.zeros((8, 512, 16)), jnp.zeros((16, 1000)), jnp.ones((8, 512), jnp.int32)
+
+    def loss(x, w):
+        return chunked_token_sums(x, lambda w, h: h @ w, w, targets, 0.1).loss
+
+    compiled = jax.jit(jax.grad(loss, (0, 1))).lower(features, kernel).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < features.size // 16 * 1000 * 4
+    product = 2 * 512 * 16 * 1000  # of one chunk, as the loop is counted once
+    assert 3 * product <= compiled.cost_analysis()["flops"] < 3.8 * product
