@@ -37,7 +37,7 @@ class Validation:
         chosen = spread(len(pairs), config.training.dev_bleu_sentences)
         self.pairs = [pairs[i] for i in chosen]
         self.sources = [list(encoded[i].source) for i in chosen]
-        self.greedy = replace(config.decoding, beam_size=1, n_best=1)
+        self.greedy = replace(config.decoding, search="beam", beam_size=1, n_best=1)
         self.eval_step = make_eval_step(graphdef)
 
     def measure(self, params: PyTree) -> tuple[dict[str, float], list[Sample]]:

@@ -41,7 +41,7 @@ def evaluate_run(
     Args:
         run_dir: the folder of the run.
         split: train, dev or test.
-        checkpoint: best or latest.
+        checkpoint: best, latest or average.
         decoding: values of DecodingConfig that replace those of the run, such as {"beam_size": 1}.
         progress: handed to `Translator.translate`.
         log: receives a line about each stage.
@@ -120,15 +120,8 @@ def _with_decoding(config: Config, values: dict[str, Any]) -> Config:
 def _translate(
     run: Run, config: Config, sources: list[str], progress: ProgressCall | None
 ) -> tuple[list[str], list[bool], float]:
-    settings, start = config.decoding, time.perf_counter()
-    results = Translator(run).translate(
-        sources,
-        beam_size=settings.beam_size,
-        n_best=1,
-        length_penalty=settings.length_penalty,
-        alpha=settings.alpha,
-        progress=progress,
-    )
+    start = time.perf_counter()
+    results = Translator(run).translate(sources, progress=progress, **dataclasses.asdict(config.decoding))
     best = [hypotheses[0] for hypotheses in results]
     return [h.text for h in best], [bool(h.finished) for h in best], time.perf_counter() - start
 
