@@ -193,8 +193,9 @@ class StandInTranslator:
     def __init__(self, run):
         self.run = run
 
-    def translate(self, sources, *, beam_size, n_best, length_penalty, alpha, progress):
-        assert (n_best, length_penalty) == (1, "gnmt")
+    def translate(self, sources, *, progress, **decoding):
+        assert decoding.keys() == {field.name for field in dataclasses.fields(DecodingConfig)}
+        assert (decoding["n_best"], decoding["length_penalty"]) == (1, "gnmt")
         texts = [" ".join(reversed(s.split())) if len(s.split()) < 6 else "a" for s in sources]
         ended = [text != "a" or source == "a" for text, source in zip(texts, sources, strict=True)]
         return [[BLANK._replace(text=text, finished=end)] for text, end in zip(texts, ended, strict=True)]
