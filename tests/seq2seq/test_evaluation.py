@@ -285,7 +285,7 @@ def test_evaluate_run_refuses_unknown_splits_empty_splits_and_impossible_decodin
     folder = make_run("x")
     with pytest.raises(ValueError, match="split: expected one of train, dev, test, got 'valid'"):
         evaluate_run(folder, "valid")
-    with pytest.raises(ConfigError, match=r"decoding.beam_size: expected an integer >= 1, got 0"):
+    with pytest.raises(ConfigError, match=r"decoding.beam_size: expected an integer from 1 to 50, got 0"):
         evaluate_run(folder, decoding={"beam_size": 0}, log=lambda line: None)
     monkeypatch.setattr(run_module, "load_corpus", lambda config, log: dataclasses.replace(CORPUS, test=[]))
     with pytest.raises(ValueError, match="the test split of corpus 'reverse' is empty"):
