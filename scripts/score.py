@@ -21,7 +21,7 @@ def main(
     ensemble: tuple[Path, ...] = (),
     ensemble_average: Literal["probabilities", "log_probabilities"] | None = None,
     batch_tokens: int | None = None,
-    checkpoint: Literal["best", "latest"] = "best",
+    checkpoint: Literal["best", "latest", "average"] = "best",
 ) -> None:
     """Arguments of the command line.
 

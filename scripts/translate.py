@@ -32,7 +32,7 @@ def main(
     batch_tokens: int | None = None,
     attention: Path | None = None,
     attention_units: Literal["words", "pieces"] = "words",
-    checkpoint: Literal["best", "latest"] = "best",
+    checkpoint: Literal["best", "latest", "average"] = "best",
 ) -> None:
     """Arguments of the command line.
 

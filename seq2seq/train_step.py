@@ -124,6 +124,7 @@ def make_train_step(
             total = add(total, state.params, batch, state.step, jnp.int32(index))
         return finish(state, total)
 
+    train_step.programs = (whole_step, add)  # those compiled once for each batch shape
     return train_step
 
 

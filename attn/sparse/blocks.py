@@ -112,7 +112,7 @@ def _block_sparse(
     *own, heads, Tb, Sb = block_mask.shape
     if math.prod(own) != 1:
         block_mask = jnp.broadcast_to(block_mask, (*batch, heads, Tb, Sb))
-    table = block_mask.reshape(-1, *((K, N // K) if heads == N else (1, 1)), Tb, Sb)
+    table = block_mask.reshape(math.prod(block_mask.shape[:-3]), *((K, N // K) if heads == N else (1, 1)), Tb, Sb)
     # Whole blocks of queries and keys, so that those of the computation begin where those of the matrix do.
     whole = inputs.with_keys(lambda x: padded(x, axis, block_size))._replace(query=padded(inputs.query, axis, block_size))
     arrays = whole.structure_arrays() | {"block_mask": table}
