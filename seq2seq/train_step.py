@@ -119,7 +119,7 @@ def make_train_step(
     def train_step(state: TrainState, batches: Sequence[Batch]) -> tuple[TrainState, StepReport]:
         if len(batches) == 1:
             return whole_step(state, batches[0])
-        total = nothing(state.params)
+        total = jax.device_put(nothing(state.params), state.step.sharding)  # placed like the sums, or they compile twice
         for index, batch in enumerate(batches):
             total = add(total, state.params, batch, state.step, jnp.int32(index))
         return finish(state, total)
