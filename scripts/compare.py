@@ -1,6 +1,7 @@
 """Compare trained runs: one table, one figure of scores over source length, one of training.
 
 python scripts/compare.py runs/a runs/b runs/c --out runs/compare
+python scripts/compare.py configs/length/*.toml --train-missing --out runs/length/compare
 """
 
 import functools
@@ -12,25 +13,37 @@ import tyro
 
 from seq2seq.cli import report_errors
 from seq2seq.evaluation import compare_runs, evaluate_run
-from seq2seq.evaluation.tables import comparison_table, print_table, result_console, transposed
+from seq2seq.evaluation.tables import comparison_table, print_table, result_console, significance_table, transposed
+from seq2seq.study import study_runs
 from seq2seq.translation.output import TranslationProgress
 
 
-def main(runs: tyro.conf.Positional[tuple[Path, ...]], out: Path, split: Literal["train", "dev", "test"] = "test") -> None:
+def main(
+    runs: tyro.conf.Positional[tuple[Path, ...]],
+    out: Path,
+    split: Literal["train", "dev", "test"] = "test",
+    join: tuple[int, ...] = (),
+    train_missing: bool = False,
+) -> None:
     """Arguments of the command line.
 
     Args:
-        runs: Folders of the runs; one without an evaluation of the split is evaluated first.
+        runs: Folders of runs, or config files, whose runs lie in runs/ as they do in configs/; what is not evaluated yet is.
         out: Folder that receives the table and the figures.
         split: Part of the corpus to compare on.
+        join: Instead of verses, passages of so many consecutive ones; of several numbers, one after the other.
+        train_missing: Train the runs of config files that have not ended; run again, it goes on where it stopped.
     """
     with TranslationProgress() as progress:
         log = lambda line: progress.console.print(line, highlight=False, markup=False, soft_wrap=True)  # noqa: E731
         evaluate = functools.partial(evaluate_run, progress=progress)
-        comparison = compare_runs(runs, out, split, log=log, evaluate=evaluate)
+        folders = study_runs(runs, train_missing=train_missing, log=log)
+        comparison = compare_runs(folders, out, split, join=join, log=log, evaluate=evaluate)
     first = next(iter(comparison.evaluations.values()))
-    title = f"{first.corpus.title}, {split}: {first.n} sentences, 95 % intervals"
+    title = f"{first.corpus.title}, {first.split}: {first.n} sentences, 95 % intervals"
     print_table(result_console(), title, *transposed(*comparison_table(comparison.evaluations)))
+    if comparison.tests:
+        print_table(result_console(), "paired bootstrap", *transposed(*significance_table(comparison.tests)))
     for note in comparison.notes:
         print(f"note: {note}")
     for label, evaluation in comparison.evaluations.items():

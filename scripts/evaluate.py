@@ -19,6 +19,7 @@ def main(
     run: tyro.conf.Positional[Path],
     split: Literal["train", "dev", "test"] = "test",
     checkpoint: Literal["best", "latest", "average"] = "best",
+    join: tuple[int, ...] = (),
     beam_size: int | None = None,
     length_penalty: Literal["gnmt", "power", "none"] | None = None,
     alpha: float | None = None,
@@ -29,6 +30,7 @@ def main(
         run: Folder of the run; the results go into its folder eval/.
         split: Part of the corpus to translate.
         checkpoint: Which checkpoint of the run.
+        join: Instead of verses, passages of so many consecutive ones; of several numbers, one after the other.
         beam_size: Hypotheses kept, 1 is greedy; the run's own if not given.
         length_penalty: Formula of the length penalty; the run's own if not given.
         alpha: Exponent of the length penalty; the run's own if not given.
@@ -37,12 +39,13 @@ def main(
     decoding = {"beam_size": beam_size, "length_penalty": length_penalty, "alpha": alpha}
     with TranslationProgress() as progress:
         log = lambda line: progress.console.print(line, highlight=False, markup=False, soft_wrap=True)  # noqa: E731
-        evaluation = evaluate_run(run, split, checkpoint=checkpoint, decoding=decoding, progress=progress, log=log)
+        options = {"join": join, "decoding": decoding, "progress": progress, "log": log}
+        evaluation = evaluate_run(run, split, checkpoint=checkpoint, **options)
     print_evaluation(console, evaluation)
     for warning in evaluation.warnings:
         print(f"evaluate.py: WARNING: {warning}", file=sys.stderr)
     print()
-    for kind, path in evaluation_files(run, split, evaluation.scores.headline).items():
+    for kind, path in evaluation_files(run, evaluation.split, evaluation.scores.headline).items():
         print(f"{kind:<11} {path}")
 
 

@@ -208,6 +208,10 @@ class MultiHeadAttention(nnx.Module):
         context = attn.dot_product_attention(query, *memory, dropout_rate=rate, dropout_key=dropout_key, **options)
         return attn.project_output(params, context)
 
+    def weights_of(self, x: Float[Array, "B T D"], memory: Memory, **options: Any) -> Float[Array, "B N T S"]:
+        """The weights of `attend`, without dropout."""
+        return attn.dot_product_weights(attn.project_query(self.params(x.dtype), x), memory.key, **options)
+
 
 def _project_together(x: Float[Array, "R 1 D"], kernels: Sequence[Float[Array, "D N H"]]) -> list[Float[Array, "R 1 N H"]]:
     """x W of each kernel, in one product: a decoding step has few rows, and many small products would each wait for the last."""

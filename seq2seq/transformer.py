@@ -103,11 +103,15 @@ class DecoderLayer(nnx.Module):
     def __call__(self, x: Float[Array, "B T D"], memory: Memory, lengths: Int[Array, "B"], relation: Relation, dropout_key=None):
         """All target positions at once, each blind to those after it."""
         keys = split_key(dropout_key, 6)
-        attended = self.self_attention(self.self_sublayer.enter(x), relation, is_causal=True, dropout_key=keys[0])
-        x = self.self_sublayer.leave(x, attended, keys[1])
+        x = self._attend_to_target(x, relation, keys)
         entered = self.cross_sublayer.enter(x)
         attended = self.cross_attention.attend(entered, memory, key_lengths=lengths, dropout_key=keys[2])
         return self._feed_forward(self.cross_sublayer.leave(x, attended, keys[3]), keys[4:])
+
+    def weights(self, x: Float[Array, "B T D"], memory: Memory, lengths: Int[Array, "B"], relation: Relation):
+        """The weights of the cross-attention of the same call: [B, N, T, S]."""
+        entered = self.cross_sublayer.enter(self._attend_to_target(x, relation, [None, None]))
+        return self.cross_attention.weights_of(entered, memory, key_lengths=lengths)
 
     def step(
         self,
@@ -123,6 +127,10 @@ class DecoderLayer(nnx.Module):
         x = self.self_sublayer.leave(x, attended)
         attended, weights = self.cross_attention.step_to_source(self.cross_sublayer.enter(x), memory, lengths)
         return self._feed_forward(self.cross_sublayer.leave(x, attended), [None, None]), cache, weights
+
+    def _attend_to_target(self, x: Float[Array, "B T D"], relation: Relation, keys: list[Key[Array, ""] | None]):
+        attended = self.self_attention(self.self_sublayer.enter(x), relation, is_causal=True, dropout_key=keys[0])
+        return self.self_sublayer.leave(x, attended, keys[1])
 
     def _feed_forward(self, x: Float[Array, "B T D"], keys: list[Key[Array, ""] | None]) -> Float[Array, "B T D"]:
         sublayer = self.feed_forward_sublayer
@@ -183,6 +191,16 @@ class Transformer(nnx.Module):
         for layer, relation, key in zip(self.decoder, relations, keys, strict=True):
             x = layer(x, layer.cross_attention.project_memory(states), lengths, relation, key)
         return self.decoder_norm(x) if self.config.norm == "pre" else x
+
+    def attention_weights(self, source: Int[Array, "B S"], target_in: Int[Array, "B T"]) -> Float[Array, "B L N T S"]:
+        """The weights of every cross-attention, teacher-forced."""
+        (states, lengths), T = self.encoder_states(source), target_in.shape[1]
+        x, weights = self._embed(self.target_positions, self.target_embedding(target_in), T, None), []
+        for layer, relation in zip(self.decoder, self.target_positions.relations(T, T), strict=True):
+            memory = layer.cross_attention.project_memory(states)
+            weights.append(layer.weights(x, memory, lengths, relation))
+            x = layer(x, memory, lengths, relation)
+        return jnp.stack(weights, axis=1)
 
     def _embed(self, positions: Positions, words: Float[Array, "B T D"], T: int, dropout_key: Key[Array, ""] | None):
         """Words, some left out, with their positions."""

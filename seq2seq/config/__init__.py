@@ -5,6 +5,7 @@ value filled in.  Each mistake ends as one line: file, key, what was expected, w
 """
 
 from seq2seq.config.loading import load_config, save_config, to_dict
+from seq2seq.config.models import RNNConfig, TransformerConfig
 from seq2seq.config.requirements import validate
 from seq2seq.config.schema import (
     BatchConfig,
@@ -14,10 +15,8 @@ from seq2seq.config.schema import (
     DecodingConfig,
     EvaluationConfig,
     OptimizerConfig,
-    RNNConfig,
     TokenizerConfig,
     TrainingConfig,
-    TransformerConfig,
 )
 
 __all__ = [

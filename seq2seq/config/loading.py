@@ -11,8 +11,9 @@ from typing import Any, Literal, get_args
 import cattrs
 import tomli_w
 
+from seq2seq.config.models import MODEL_KINDS, RNNConfig, TransformerConfig
 from seq2seq.config.requirements import validate
-from seq2seq.config.schema import MODEL_KINDS, Config, ConfigError, RNNConfig, TransformerConfig
+from seq2seq.config.schema import Config, ConfigError
 
 
 def load_config(path: str | Path, overrides: dict[str, Any] | None = None) -> Config:

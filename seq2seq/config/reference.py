@@ -14,7 +14,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import tomli_w
 
-from seq2seq.config.schema import Config, RNNConfig, TransformerConfig
+from seq2seq.config.models import RNNConfig, TransformerConfig
+from seq2seq.config.schema import Config
 
 WIDTH = 110
 
@@ -24,7 +25,7 @@ def reference_toml() -> str:
     defaults = Config()
     parts = [
         "# Every key of a config file, with its default and what it means. A file says only what differs from this.\n"
-        "# Written from seq2seq/config/schema.py:  python -m seq2seq.config.reference > configs/reference.toml\n"
+        "# Written from seq2seq/config/:  python -m seq2seq.config.reference > configs/reference.toml\n"
         "#\n"
         "#     python scripts/train.py configs/reference.toml --run-dir runs/x --optimizer.learning-rate 1e-3",
         _keys(defaults, ("seed",)),

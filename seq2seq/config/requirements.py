@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from seq2seq.config.schema import Config, ConfigError, DecodingConfig, RNNConfig, TokenizerConfig, TransformerConfig
+from seq2seq.config.models import RNNConfig, TransformerConfig
+from seq2seq.config.schema import Config, ConfigError, DecodingConfig, TokenizerConfig
 
 
 def validate(config: Config, file: str | Path | None = None) -> Config:
@@ -74,7 +75,9 @@ def _requirements(config: Config) -> Iterator[tuple[str, str, bool]]:
         yield "training.dev_bleu_sentences", "an integer >= 1 when training.metric is dev_bleu", t.dev_bleu_sentences >= 1
     yield "training.patience", "an integer >= 0", t.patience >= 0
     yield from _decoding_requirements(d)
-    yield "evaluation.edges", "increasing integers >= 1", bool(e.edges) and e.edges[0] >= 1 and _increasing(e.edges)
+    for key in ("edges", "passage_edges"):
+        edges = getattr(e, key)
+        yield f"evaluation.{key}", "increasing integers >= 1", bool(edges) and edges[0] >= 1 and _increasing(edges)
     yield "evaluation.bootstrap_samples", "an integer >= 100", e.bootstrap_samples >= 100
     yield "evaluation.min_bleu_sentences", "an integer >= 1", e.min_bleu_sentences >= 1
 

@@ -1,10 +1,11 @@
 """Decoding: the search for a good translation, over any model that fulfils the `EncoderDecoder` protocol.
 
-    greedy_search    the likeliest piece at every step
-    beam_search      the likeliest hypotheses, ranked
-    sample           pieces drawn from the model's distribution
-    score_targets    log-probabilities of given translations
-    Ensemble         several models as one, for all of the above
+    greedy_search      the likeliest piece at every step
+    beam_search        the likeliest hypotheses, ranked
+    sample             pieces drawn from the model's distribution
+    score_targets      log-probabilities of given translations
+    attention_weights  the attention of given translations, of every layer and head
+    Ensemble           several models as one, for all of the above
 
 A hypothesis y_1 .. y_n has log-probability log p = sum_t log p(y_t | y_<t, x) in float32; PAD and BOS are never produced, so the
 softmax runs over the other pieces.  n counts `</s>` when the hypothesis has one.  Beam search ranks by
@@ -18,6 +19,7 @@ own limit of length and its own end, so that neither batch size nor padding chan
 PAD is done at once: an empty hypothesis, finished, with score 0.
 """
 
+from seq2seq.decoding.attention_weights import attention_weights
 from seq2seq.decoding.beam import beam_search
 from seq2seq.decoding.coverage import coverage_penalty
 from seq2seq.decoding.ensemble import Ensemble
@@ -30,6 +32,7 @@ __all__ = [
     "LENGTH_PENALTIES",
     "Decoded",
     "Ensemble",
+    "attention_weights",
     "beam_search",
     "coverage_penalty",
     "gnmt_penalty",

@@ -2,8 +2,8 @@
 
 `compare_runs` writes into its output folder:
 
-    compare.json                      every evaluation, by label
-    compare.md                        the table and the signatures
+    compare.json                      every evaluation, by label, and the paired tests
+    compare.md                        the table, the paired tests and the signatures
     <metric>_by_length.png            all curves over source length
     training_curves.png               dev loss and dev scores against steps and minutes
 """
@@ -19,11 +19,20 @@ from typing import Any
 
 import cattrs
 
-from seq2seq.config import ConfigError
-from seq2seq.evaluation.record import Evaluation, curve_of, evaluation_files, load_evaluation, read_metrics, training_progress
-from seq2seq.evaluation.run import evaluate_run
+from seq2seq.config import ConfigError, EvaluationConfig
+from seq2seq.evaluation.record import (
+    Evaluation,
+    curve_of,
+    evaluation_files,
+    load_evaluation,
+    load_sentences,
+    read_metrics,
+    training_progress,
+)
+from seq2seq.evaluation.run import evaluate_run, split_name
 from seq2seq.evaluation.scores import METRICS
-from seq2seq.evaluation.tables import comparison_table, markdown_table, transposed
+from seq2seq.evaluation.significance import PairedTest, paired_tests
+from seq2seq.evaluation.tables import comparison_table, markdown_table, significance_table, transposed
 from seq2seq.plots import plot_by_length, plot_training_curves
 
 
@@ -33,6 +42,8 @@ class Comparison:
 
     evaluations: dict[str, Evaluation]
     """By label: the kind of model, with the name of the run where kinds repeat."""
+    tests: tuple[PairedTest, ...]
+    """Every two runs by the headline metric, overall and in each bucket."""
     files: dict[str, Path]
     notes: tuple[str, ...]
     """Differences between the runs other than the model."""
@@ -43,6 +54,7 @@ def compare_runs(
     out: str | Path,
     split: str = "test",
     *,
+    join: Sequence[int] = (),
     log: Callable[[str], Any] = print,
     evaluate: Callable[..., Evaluation] = evaluate_run,
 ) -> Comparison:
@@ -52,20 +64,43 @@ def compare_runs(
         run_dirs: folders of the runs.
         out: folder that receives the files.
         split: train, dev or test.
+        join: passages instead of the sentences of the split, as for `evaluate_run`.
         log: receives a line about each stage.
-        evaluate: called as evaluate(run_dir, split, log=log).
+        evaluate: called as evaluate(run_dir, split, join=join, log=log).
 
     Raises:
         ValueError: the same run twice, or runs scored on different text or in different buckets; both are named.
     """
     folders = [Path(folder) for folder in run_dirs]
     _check_folders(folders)
-    evaluations = [_evaluation_of(folder, split, evaluate, log) for folder in folders]
+    evaluations = [_evaluation_of(folder, split, join, evaluate, log) for folder in folders]
     for folder, evaluation in zip(folders[1:], evaluations[1:], strict=True):
         _check_comparable(folders[0], evaluations[0], folder, evaluation)
     labelled = dict(zip(_labels(evaluations, folders), evaluations, strict=True))
-    files = _write(labelled, folders, Path(out))
-    return Comparison(labelled, files, tuple(_notes(labelled)))
+    log("paired tests")
+    tests = _paired_tests(labelled, folders)
+    files = _write(labelled, tests, folders, Path(out))
+    return Comparison(labelled, tests, files, tuple(_notes(labelled)))
+
+
+def _paired_tests(evaluations: Mapping[str, Evaluation], folders: Sequence[Path]) -> tuple[PairedTest, ...]:
+    sentences = {
+        label: load_sentences(folder, evaluation.split)
+        for (label, evaluation), folder in zip(evaluations.items(), folders, strict=True)
+    }
+    first = next(iter(evaluations.values()))
+    text = next(iter(sentences.values()))
+    edges = tuple(bucket.high for bucket in first.scores.buckets if bucket.high is not None)
+    config = EvaluationConfig(edges, first.scores.bootstrap_samples, first.scores.min_bleu_sentences)
+    return paired_tests(
+        {label: [each.hypothesis for each in own] for label, own in sentences.items()},
+        [each.reference for each in text],
+        [each.length for each in text],
+        config,
+        metric=first.scores.headline,
+        target_language=first.corpus.pair.split("-")[-1],
+        seed=first.scores.bootstrap_seed,
+    )
 
 
 def _check_folders(folders: Sequence[Path]) -> None:
@@ -79,16 +114,19 @@ def _check_folders(folders: Sequence[Path]) -> None:
             raise ConfigError("run", "a run folder with config.toml (made by scripts/train.py)", "none", folder)
 
 
-def _evaluation_of(folder: Path, split: str, evaluate: Callable[..., Evaluation], log: Callable[[str], Any]) -> Evaluation:
-    path = evaluation_files(folder, split)["metrics"]
-    if not path.is_file():
-        log(f"{folder}: no evaluation of {split} yet")
-        return evaluate(folder, split, log=log)
+def _evaluation_of(
+    folder: Path, split: str, join: Sequence[int], evaluate: Callable[..., Evaluation], log: Callable[[str], Any]
+) -> Evaluation:
+    text = split_name(split, join)
+    path = evaluation_files(folder, text)["metrics"]
+    if not path.is_file() or not evaluation_files(folder, text)["sentences"].is_file():
+        log(f"{folder}: no evaluation of {text} yet")
+        return evaluate(folder, split, join=join, log=log)
     evaluation = load_evaluation(path)
     steps, _ = training_progress(folder)
     if steps != evaluation.training_steps:
         log(f"{folder}: evaluated after {evaluation.training_steps} steps of training, now there are {steps}: evaluating again")
-        return evaluate(folder, split, log=log)
+        return evaluate(folder, split, join=join, log=log)
     log(f"{folder}: using {path}")
     return evaluation
 
@@ -139,7 +177,9 @@ def _decoding(evaluation: Evaluation) -> str:
     return f"beam {settings.beam_size}, length penalty {settings.length_penalty} (alpha {settings.alpha})"
 
 
-def _write(evaluations: Mapping[str, Evaluation], folders: Sequence[Path], out: Path) -> dict[str, Path]:
+def _write(
+    evaluations: Mapping[str, Evaluation], tests: Sequence[PairedTest], folders: Sequence[Path], out: Path
+) -> dict[str, Path]:
     first = next(iter(evaluations.values()))
     scores, corpus = first.scores, first.corpus
     files = {
@@ -150,7 +190,7 @@ def _write(evaluations: Mapping[str, Evaluation], folders: Sequence[Path], out: 
     }
     out.mkdir(parents=True, exist_ok=True)
     title = f"{corpus.title}, {first.split}"
-    files["table"].write_text(_markdown(evaluations, title), encoding="utf-8")
+    files["table"].write_text(_markdown(evaluations, tests, title), encoding="utf-8")
     plot_by_length(
         files["figure"],
         [curve_of(evaluation, label) for label, evaluation in evaluations.items()],
@@ -162,12 +202,12 @@ def _write(evaluations: Mapping[str, Evaluation], folders: Sequence[Path], out: 
     )
     records = {label: read_metrics(folder) for label, folder in zip(evaluations, folders, strict=True)}
     plot_training_curves(files["training"], records, title=f"{corpus.title}, training")
-    values = cattrs.Converter().unstructure(dict(evaluations))
+    values = cattrs.Converter().unstructure({"evaluations": dict(evaluations), "tests": tests})
     files["json"].write_text(json.dumps(values, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
     return files
 
 
-def _markdown(evaluations: Mapping[str, Evaluation], title: str) -> str:
+def _markdown(evaluations: Mapping[str, Evaluation], tests: Sequence[PairedTest], title: str) -> str:
     first = next(iter(evaluations.values()))
     scores = first.scores
     lines = [
@@ -178,8 +218,21 @@ def _markdown(evaluations: Mapping[str, Evaluation], title: str) -> str:
         f"{first.n} sentences; columns are runs; brackets hold 95 % intervals (percentile bootstrap, "
         f"{scores.bootstrap_samples} resamples). A dash: BLEU is not shown under {scores.min_bleu_sentences} sentences.",
         "",
+        *_markdown_tests(tests, METRICS[scores.headline], scores.bootstrap_samples),
         *(f"- {METRICS[metric]}: `{signature}`" for metric, signature in scores.signatures.items()),
         f"- decoding: {_decoding(first)}",
         *(f"- {note}" for note in _notes(evaluations)),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _markdown_tests(tests: Sequence[PairedTest], metric: str, samples: int) -> list[str]:
+    if not tests:
+        return []
+    return [
+        markdown_table(*significance_table(tests)),
+        "",
+        f"Differences of {metric} on the same sentences, with 95 % intervals and p-values of a paired bootstrap ({samples} "
+        "resamples). The p-values are not corrected for their number.",
+        "",
+    ]

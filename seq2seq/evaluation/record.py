@@ -3,6 +3,7 @@
 They lie in runs/<name>/eval/, one set for each split:
 
     <split>.hypotheses.txt          one translation a line, in the order of the corpus
+    <split>.sentences.jsonl         the same with source, reference and length (`Sentence`)
     <split>.<metric>_by_length.json the curve of the headline metric over source length
     <split>.<metric>_by_length.png  its figure
     <split>.metrics.json            everything (`Evaluation`); written last, so its presence means the others are whole
@@ -17,7 +18,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cattrs
 
@@ -54,6 +55,19 @@ class Sample:
     hypothesis: str
 
 
+class Sentence(NamedTuple):
+    """A sentence of the text with its translation; a line of <split>.sentences.jsonl."""
+
+    id: str
+    source: str
+    reference: str
+    hypothesis: str
+    length: int
+    """Of the source, as the buckets count."""
+    finished: bool
+    """Whether the translation ended in `</s>`."""
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """One run scored on one split; the contents of <split>.metrics.json."""
@@ -84,6 +98,7 @@ def evaluation_files(run_dir: str | Path, split: str, headline: str = "bleu") ->
     stem = f"{Path(run_dir) / 'eval' / split}"
     return {
         "hypotheses": Path(f"{stem}.hypotheses.txt"),
+        "sentences": Path(f"{stem}.sentences.jsonl"),
         "curve": Path(f"{stem}.{headline}_by_length.json"),
         "figure": Path(f"{stem}.{headline}_by_length.png"),
         "metrics": Path(f"{stem}.metrics.json"),
@@ -134,13 +149,32 @@ def training_progress(run_dir: str | Path) -> tuple[int | None, float | None]:
     return (max(r["step"] for r in records), max(r["minutes"] for r in records)) if records else (None, None)
 
 
-def save_evaluation(evaluation: Evaluation, hypotheses: Sequence[str], run_dir: str | Path) -> None:
-    """Write the files listed above; `hypotheses` are the translations in the order of the corpus."""
+def load_sentences(run_dir: str | Path, split: str) -> list[Sentence]:
+    """The sentences of one evaluation, in the order of the corpus.
+
+    Raises:
+        ValueError: a line that is no sentence.
+    """
+    path = evaluation_files(run_dir, split)["sentences"]
+    sentences = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n")[:-1], 1):
+        try:
+            sentences.append(Sentence(**json.loads(line)))
+        except (json.JSONDecodeError, TypeError) as error:
+            expected = f"an object with {', '.join(Sentence._fields)}"
+            raise ValueError(f"{path}: line {number}: expected {expected}, got {line[:40]!r}") from error
+    return sentences
+
+
+def save_evaluation(evaluation: Evaluation, sentences: Sequence[Sentence], run_dir: str | Path) -> None:
+    """Write the files listed above; `sentences` are in the order of the corpus."""
     scores, corpus = evaluation.scores, evaluation.corpus
     files = evaluation_files(run_dir, evaluation.split, scores.headline)
     files["metrics"].parent.mkdir(parents=True, exist_ok=True)
     files["metrics"].unlink(missing_ok=True)
-    files["hypotheses"].write_text("".join(f"{line}\n" for line in hypotheses), encoding="utf-8")
+    files["hypotheses"].write_text("".join(f"{each.hypothesis}\n" for each in sentences), encoding="utf-8")
+    lines = (json.dumps(each._asdict(), ensure_ascii=False) for each in sentences)
+    files["sentences"].write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     curve = curve_of(evaluation, evaluation.model)
     _write_json(
         files["curve"],

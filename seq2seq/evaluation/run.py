@@ -18,8 +18,9 @@ from seq2seq.batches import encode_pairs
 from seq2seq.checkpoints import Run, load_run
 from seq2seq.config import Config, RNNConfig, TransformerConfig, validate
 from seq2seq.corpora import Pair, ParallelCorpus, load_corpus
-from seq2seq.evaluation.record import CorpusFacts, Evaluation, Sample, save_evaluation, training_progress
-from seq2seq.evaluation.scores import Scores, score, word_list
+from seq2seq.corpora.passages import join_verses
+from seq2seq.evaluation.record import CorpusFacts, Evaluation, Sample, Sentence, save_evaluation, training_progress
+from seq2seq.evaluation.scores import UNSPACED, Scores, score, word_list
 from seq2seq.tokenizer import Tokenizers
 from seq2seq.translation import Translator
 from seq2seq.translation.decode import ProgressCall
@@ -32,6 +33,7 @@ def evaluate_run(
     split: str = "test",
     *,
     checkpoint: str = "best",
+    join: Sequence[int] = (),
     decoding: dict[str, Any] | None = None,
     progress: ProgressCall | None = None,
     log: Callable[[str], Any] = print,
@@ -42,12 +44,15 @@ def evaluate_run(
         run_dir: the folder of the run.
         split: train, dev or test.
         checkpoint: best, latest or average.
+        join: numbers of verses: instead of the verses of the split, the passages of so many consecutive ones, of all these
+            numbers one after the other.  A verse then stands in several passages, of different length.
         decoding: values of DecodingConfig that replace those of the run, such as {"beam_size": 1}.
         progress: handed to `Translator.translate`.
         log: receives a line about each stage.
 
     Raises:
-        ValueError: unknown split, empty split, or a decoding value that cannot work (ConfigError).
+        ValueError: unknown split, empty split, passages of a corpus without verses, or a decoding value that cannot work
+            (ConfigError).
         FileNotFoundError: no such run or checkpoint.
     """
     if split not in SPLITS:
@@ -56,16 +61,20 @@ def evaluate_run(
     config = _with_decoding(run.config, decoding or {})
     corpus = load_corpus(config.corpus, log=log)
     pairs = list(getattr(corpus, split))
+    if join:
+        pairs, config = _passages(pairs, join, log), _with_passage_edges(config)
     if not pairs:
         raise ValueError(f"{run_dir}: the {split} split of corpus {config.corpus.name!r} is empty")
-    log(f"translating {len(pairs)} {split} sentences, beam {config.decoding.beam_size}, step {run.step} ({run.checkpoint})")
+    text = split_name(split, join)
+    log(f"translating {len(pairs)} {text} sentences, beam {config.decoding.beam_size}, step {run.step} ({run.checkpoint})")
     hypotheses, finished, seconds = _translate(run, config, [pair.source for pair in pairs], progress)
     log(f"scoring, {config.evaluation.bootstrap_samples} resamples for each interval")
-    scores = _score(config, pairs, hypotheses, finished)
+    lengths = [source_length(pair.source, run.tokenizers, config) for pair in pairs]
+    scores = _score(config, pairs, hypotheses, finished, lengths)
     steps, minutes = training_progress(run_dir)
     evaluation = Evaluation(
         run=Path(run_dir).resolve().name,
-        split=split,
+        split=text,
         n=len(pairs),
         corpus=_corpus_facts(config, corpus, pairs, run.tokenizers),
         model=describe_model(config.model),
@@ -82,8 +91,31 @@ def evaluate_run(
         warnings=scores.warnings,
         samples=_samples(pairs, hypotheses, config),
     )
-    save_evaluation(evaluation, hypotheses, run_dir)
+    columns = ([p.id for p in pairs], [p.source for p in pairs], [p.target for p in pairs], hypotheses, lengths, finished)
+    save_evaluation(evaluation, [Sentence(*values) for values in zip(*columns, strict=True)], run_dir)
     return evaluation
+
+
+def split_name(split: str, join: Sequence[int] = ()) -> str:
+    """The split as files and tables call it.
+
+    >>> split_name("test"), split_name("test", [2, 3])
+    ('test', 'test.joined-2-3')
+    """
+    return split + (".joined-" + "-".join(map(str, join)) if join else "")
+
+
+def _passages(pairs: Sequence[Pair], join: Sequence[int], log: Callable[[str], Any]) -> list[Pair]:
+    passages = []
+    for count in join:
+        joined = join_verses(pairs, count)
+        log(f"{len(joined.pairs)} passages of {count} consecutive verses; {joined.left_out} verses left over at ends of chapters")
+        passages += joined.pairs
+    return passages
+
+
+def _with_passage_edges(config: Config) -> Config:
+    return dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, edges=config.evaluation.passage_edges))
 
 
 def describe_model(model: RNNConfig | TransformerConfig) -> str:
@@ -103,10 +135,17 @@ def _kind(name: str) -> str:
     return "no" if name == "none" else name.replace("_", " ")
 
 
+def source_length(text: str, tokenizers: Tokenizers, config: Config) -> int:
+    """Words of a source sentence, characters in a language without spaces, or subwords, as the config has it."""
+    if config.evaluation.length_unit == "subwords":
+        return len(tokenizers.source.encode(text))
+    return len(word_list(text, config.corpus.pair.split("-")[0]))
+
+
 def longest_trained_length(pairs: Sequence[Pair], tokenizers: Tokenizers, config: Config) -> int:
     """Length of the longest source sentence that training used: pairs beyond the longest batch bucket are left out."""
-    source = config.corpus.pair.split("-")[0]
-    for length, pair in sorted(((len(word_list(p.source, source)), p) for p in pairs), key=lambda item: -item[0]):
+    lengths = ((source_length(pair.source, tokenizers, config), pair) for pair in pairs)
+    for length, pair in sorted(lengths, key=lambda item: -item[0]):
         if encode_pairs([pair], tokenizers)[0].length <= config.batches.lengths[-1]:
             return length
     return 0
@@ -126,15 +165,16 @@ def _translate(
     return [h.text for h in best], [bool(h.finished) for h in best], time.perf_counter() - start
 
 
-def _score(config: Config, pairs: Sequence[Pair], hypotheses: list[str], finished: list[bool]) -> Scores:
+def _score(config: Config, pairs: Sequence[Pair], hypotheses: list[str], finished: list[bool], lengths: list[int]) -> Scores:
     source, target = config.corpus.pair.split("-")
+    unit = config.evaluation.length_unit
     return score(
         hypotheses,
         [pair.target for pair in pairs],
-        [len(word_list(pair.source, source)) for pair in pairs],
+        lengths,
         config.evaluation,
         finished=finished,
-        source_language=source,
+        length_unit="characters" if unit == "words" and source in UNSPACED else unit,
         target_language=target,
         token_accuracy=config.corpus.name == "reverse",
     )

@@ -1,25 +1,21 @@
 """Scores of translations: BLEU, chrF and token accuracy, overall and by source length, with bootstrap intervals.
 
 BLEU (Papineni et al. 2002) and chrF (Popović 2015) are sacrebleu's.  Both are functions of sums over sentences: n-gram
-matches, n-gram totals and lengths.  A bootstrap resample of the sentences therefore needs no text, only the sum of the
-rows that were drawn, and the plain sum of all rows gives the corpus score itself (held by a test).
-
-Intervals are percentile intervals (Efron 1979; Koehn 2004 for translation): the 2.5th and 97.5th percentile of the score
-over resamples of the n sentences with replacement.  The same number of sentences and the same seed draw the same
-resamples, so two systems scored on one test set are resampled alike.
+matches, n-gram totals and lengths.  The plain sum of all rows gives the corpus score itself (held by a test), that of a
+resample the score that its interval is made from (bootstrap.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
 from sacrebleu.metrics import BLEU, CHRF
 
 from seq2seq.config import EvaluationConfig
+from seq2seq.evaluation.bootstrap import Estimate, Statistics
 
 METRICS = {"bleu": "BLEU", "chrf": "chrF", "token_accuracy": "token accuracy"}
 UNSPACED = frozenset({"zh", "ja", "th", "lo", "km", "my"})
@@ -27,16 +23,6 @@ UNSPACED = frozenset({"zh", "ja", "th", "lo", "km", "my"})
 
 _BLEU_TOKENIZERS = dict.fromkeys(UNSPACED, "char") | {"zh": "zh"}
 _MAX_TOKENISED = 0.1
-_CHUNK = 100
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A score from 0 to 100 and its 95 % interval; no interval for a single sentence."""
-
-    value: float
-    low: float | None
-    high: float | None
 
 
 @dataclass(frozen=True)
@@ -72,9 +58,14 @@ class Bucket:
         >>> Bucket(11, 20, nothing).label, Bucket(5, 5, nothing).label, Bucket(71, None, nothing).label
         ('11–20', '5', '71+')
         """
-        if self.high is None:
-            return f"{self.low}+"
-        return str(self.low) if self.low == self.high else f"{self.low}–{self.high}"
+        return bucket_label(self.low, self.high)
+
+
+def bucket_label(low: int, high: int | None) -> str:
+    """The range of lengths as text; None is open-ended."""
+    if high is None:
+        return f"{low}+"
+    return str(low) if low == high else f"{low}–{high}"
 
 
 @dataclass(frozen=True)
@@ -87,21 +78,11 @@ class Scores:
     buckets: tuple[Bucket, ...]
     signatures: dict[str, str]
     length_unit: str
-    """What source lengths count: words, or characters for a language written without spaces."""
+    """What source lengths count: words, characters for a language written without spaces, or subwords."""
     bootstrap_samples: int
     bootstrap_seed: int
     min_bleu_sentences: int
     warnings: tuple[str, ...]
-
-
-class _Statistics(NamedTuple):
-    """Per-sentence rows whose sum determines a score."""
-
-    rows: Int[np.ndarray, "n k"]
-    compute: Callable[[list[int]], float]
-
-    def take(self, indices: Int[np.ndarray, "m"]) -> _Statistics:
-        return _Statistics(self.rows[indices], self.compute)
 
 
 def word_list(text: str, language: str = "") -> list[str]:
@@ -120,7 +101,7 @@ def score(
     config: EvaluationConfig,
     *,
     finished: Sequence[bool] | None = None,
-    source_language: str = "",
+    length_unit: str = "words",
     target_language: str = "",
     token_accuracy: bool = False,
     seed: int = 0,
@@ -130,10 +111,10 @@ def score(
     Args:
         hypotheses: one translation for each sentence.
         references: the reference translations, in the same order.
-        source_lengths: words of each source sentence (see `word_list`).
+        source_lengths: of each source sentence (see `word_list`).
         config: bucket edges, number of resamples, fewest sentences for BLEU.
         finished: whether each hypothesis ended in `</s>`; None when that is not known.
-        source_language: code that decides what source lengths count (words or characters).
+        length_unit: what they count.
         target_language: code that decides what target words are and sacrebleu's tokeniser.
         token_accuracy: also score positions that agree / longer of the two lengths, and make that the headline.
         seed: of the bootstrap.
@@ -142,7 +123,8 @@ def score(
         ValueError: no sentences, or unequal counts (both are named).
     """
     _check_counts(hypotheses, references, source_lengths, finished)
-    statistics, signatures = _all_statistics(hypotheses, references, target_language, token_accuracy)
+    metrics = ("bleu", "chrf", "token_accuracy") if token_accuracy else ("bleu", "chrf")
+    statistics, signatures = sentence_statistics(hypotheses, references, target_language, metrics)
     table = _Table(
         statistics,
         np.array([len(word_list(text, target_language)) for text in hypotheses]),
@@ -154,14 +136,14 @@ def score(
     overall = _slice_scores(table, everything, config, seed, bleu_from=1)
     buckets = tuple(
         Bucket(low, high, _slice_scores(table, indices, config, seed, bleu_from=config.min_bleu_sentences))
-        for low, high, indices in _by_length(table.source_lengths, config.edges)
+        for low, high, indices in by_length(table.source_lengths, config.edges)
     )
     return Scores(
         headline="token_accuracy" if token_accuracy else "bleu",
         overall=overall,
         buckets=buckets,
         signatures=signatures,
-        length_unit="characters" if source_language in UNSPACED else "words",
+        length_unit=length_unit,
         bootstrap_samples=config.bootstrap_samples,
         bootstrap_seed=seed,
         min_bleu_sentences=config.min_bleu_sentences,
@@ -172,7 +154,7 @@ def score(
 class _Table(NamedTuple):
     """Everything about each sentence that the scores are made from."""
 
-    statistics: dict[str, _Statistics]
+    statistics: dict[str, Statistics]
     hypothesis_lengths: np.ndarray
     reference_lengths: np.ndarray
     source_lengths: np.ndarray
@@ -192,20 +174,22 @@ def _check_counts(
         raise ValueError("hypotheses and references: expected at least one sentence, got none")
 
 
-def _all_statistics(
-    hypotheses: Sequence[str], references: Sequence[str], language: str, token_accuracy: bool
-) -> tuple[dict[str, _Statistics], dict[str, str]]:
-    # force=True turns off sacrebleu's log line about tokenised text: it looks at 100 lines whatever n is; ours at the share
-    metrics = {"bleu": BLEU(tokenize=_BLEU_TOKENIZERS.get(language, "13a"), force=True), "chrf": CHRF()}
+def sentence_statistics(
+    hypotheses: Sequence[str], references: Sequence[str], language: str, metrics: Sequence[str]
+) -> tuple[dict[str, Statistics], dict[str, str]]:
+    """The rows that each metric is made from, one for each sentence, and the signature of the metric."""
     statistics, signatures = {}, {}
-    for name, metric in metrics.items():
-        rows = np.array(metric._extract_corpus_statistics(list(hypotheses), [list(references)]), dtype=np.int64)
-        statistics[name] = _Statistics(rows, lambda sums, metric=metric: metric._compute_score_from_stats(sums).score)
-        signatures[name] = metric.get_signature().format()
-    if token_accuracy:
-        rows = [agreement(h.split(), r.split()) for h, r in zip(hypotheses, references, strict=True)]
-        statistics["token_accuracy"] = _Statistics(np.array(rows, dtype=np.int64), _accuracy)
-        signatures["token_accuracy"] = "positions that agree / longer of the two lengths|words"
+    for name in metrics:
+        if name == "token_accuracy":
+            rows = [agreement(h.split(), r.split()) for h, r in zip(hypotheses, references, strict=True)]
+            compute, signature = _accuracy, "positions that agree / longer of the two lengths|words"
+        else:
+            # force=True turns off sacrebleu's log line about tokenised text, which looks at 100 lines whatever n is
+            metric = CHRF() if name == "chrf" else BLEU(tokenize=_BLEU_TOKENIZERS.get(language, "13a"), force=True)
+            rows = metric._extract_corpus_statistics(list(hypotheses), [list(references)])
+            compute = lambda sums, metric=metric: metric._compute_score_from_stats(sums).score  # noqa: E731
+            signature = metric.get_signature().format()
+        statistics[name], signatures[name] = Statistics(np.array(rows, dtype=np.int64), compute), signature
     return statistics, signatures
 
 
@@ -223,7 +207,7 @@ def _accuracy(sums: list[int]) -> float:
     return 100.0 * agree / total if total else 100.0
 
 
-def _by_length(lengths: np.ndarray, edges: Sequence[int]) -> Iterator[tuple[int, int | None, np.ndarray]]:
+def by_length(lengths: np.ndarray, edges: Sequence[int]) -> Iterator[tuple[int, int | None, np.ndarray]]:
     """(low, high, indices) of each bucket; lengths below the first edge, 0 included, are in the first one."""
     bucket = np.searchsorted(np.array(edges), lengths, side="left")
     lows, highs = (1, *(edge + 1 for edge in edges)), (*edges, None)
@@ -236,7 +220,7 @@ def _slice_scores(table: _Table, indices: np.ndarray, config: EvaluationConfig, 
     if n == 0:
         return SliceScores(0, None, None, None, None, None, None, None)
     shown = {name: s for name, s in table.statistics.items() if name != "bleu" or n >= bleu_from}
-    estimates = {name: _estimate(s.take(indices), config.bootstrap_samples, seed) for name, s in shown.items()}
+    estimates = {name: s.take(indices).estimate(config.bootstrap_samples, seed) for name, s in shown.items()}
     reference_words = int(table.reference_lengths[indices].sum())
     hypothesis_lengths = table.hypothesis_lengths[indices]
     return SliceScores(
@@ -249,26 +233,6 @@ def _slice_scores(table: _Table, indices: np.ndarray, config: EvaluationConfig, 
         unfinished=None if table.finished is None else float((~table.finished[indices]).mean()),
         mean_source_length=float(table.source_lengths[indices].mean()),
     )
-
-
-def _estimate(statistics: _Statistics, samples: int, seed: int) -> Estimate:
-    value = float(statistics.compute(statistics.rows.sum(0).tolist()))
-    if len(statistics.rows) < 2:
-        return Estimate(value, None, None)
-    resampled = [statistics.compute(sums) for sums in _resampled_sums(statistics.rows, samples, seed)]
-    low, high = np.percentile(resampled, [2.5, 97.5])
-    return Estimate(value, float(low), float(high))
-
-
-def _resampled_sums(rows: Int[np.ndarray, "n k"], samples: int, seed: int) -> Iterator[list[int]]:
-    """Sums of the rows over `samples` resamples of the sentences with replacement.
-
-    How often each sentence is drawn is multinomial, so a resample is one row of counts @ rows.
-    """
-    generator, n = np.random.default_rng(seed), len(rows)
-    for start in range(0, samples, _CHUNK):
-        counts = generator.multinomial(n, np.full(n, 1 / n), size=min(_CHUNK, samples - start))
-        yield from (counts @ rows).tolist()
 
 
 def _tokenised_warnings(hypotheses: Sequence[str], references: Sequence[str]) -> Iterator[str]:

@@ -9,8 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from seq2seq.evaluation.bootstrap import Estimate
 from seq2seq.evaluation.record import Evaluation
-from seq2seq.evaluation.scores import METRICS, Estimate, SliceScores
+from seq2seq.evaluation.scores import METRICS, SliceScores
+from seq2seq.evaluation.significance import PairedTest
 
 DASH = "–"
 _PIPE_WIDTH = 120
@@ -93,6 +95,26 @@ def comparison_table(evaluations: Mapping[str, Evaluation]) -> tuple[list[str], 
         curve = [with_interval(getattr(b.scores, headline)) for b in evaluation.scores.buckets if b.scores.n]
         rows.append([label, *size, *estimates, number(overall.length_ratio, 2), *curve])
     return header, rows
+
+
+def significance_table(tests: Sequence[PairedTest]) -> tuple[list[str], list[list[str]]]:
+    """(header, rows): one row for each two runs; columns are all sentences and each bucket."""
+    slices = {test.slice: test.n for test in tests}
+    found = {(test.first, test.second, test.slice): test for test in tests}
+    header = ["difference", *(f"{name} (n={n})" for name, n in slices.items())]
+    pairs = dict.fromkeys((test.first, test.second) for test in tests)
+    rows = [[f"{a} - {b}", *(with_p_value(found[a, b, name]) for name in slices)] for a, b in pairs]
+    return header, rows
+
+
+def with_p_value(test: PairedTest) -> str:
+    """The difference with its sign and interval, and the p-value.
+
+    >>> with_p_value(PairedTest("a", "b", "all", 50, Estimate(1.24, 0.4, 2.0), 0.0123))
+    '+1.2 [0.4, 2.0], p = 0.012'
+    """
+    text = f"{'+' if test.difference.value >= 0 else ''}{with_interval(test.difference)}"
+    return text if test.p_value is None else f"{text}, p = {test.p_value:.3f}"
 
 
 def transposed(header: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:

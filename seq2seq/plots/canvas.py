@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -15,6 +16,10 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", "-.", ":")
 DPI = 130
 
+_PNG = {"format": "png", "metadata": {"Software": None}}
+_SVG = {"format": "svg", "metadata": dict.fromkeys(("Creator", "Date", "Format", "Type")), "transparent": True}
+_SVG_SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "seq2seq"}  # text stays text; ids are the same every time
+
 
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure of `width` x `height` inches."""
@@ -24,12 +29,18 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Write `figure` as PNG with nothing cut off, and no date or version in it."""
+    """Write `figure` with nothing cut off, and no date or version in it.
+
+    Args:
+        figure: drawn on its canvas.
+        path: ends in .svg for an SVG, which has no background; anything else is a PNG.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings():
+    options = _SVG if path.suffix == ".svg" else _PNG
+    with warnings.catch_warnings(), matplotlib.rc_context(_SVG_SETTINGS):
         warnings.filterwarnings("ignore", message=r"Glyph \d+", category=UserWarning)  # labels.text_style has said so
-        figure.savefig(path, format="png", bbox_inches="tight", pad_inches=0.15, metadata={"Software": None})
+        figure.savefig(path, bbox_inches="tight", pad_inches=0.15, **options)
 
 
 def curve_style(index: int) -> dict[str, str]:

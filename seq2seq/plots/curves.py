@@ -53,7 +53,7 @@ def plot_by_length(
     """Draw scores against source length, with their intervals, n of each bucket under the axis, and gaps where hidden.
 
     Args:
-        path: PNG to write.
+        path: PNG to write, or SVG where it ends in .svg.
         curves: all over the same buckets.
         metric: name on the y axis.
         title: above the figure.
@@ -89,7 +89,7 @@ def plot_training_curves(path: str | Path, runs: Mapping[str, Sequence[Mapping[s
     """Draw dev loss and dev BLEU (token accuracy where no BLEU was measured) against steps and minutes.
 
     Args:
-        path: PNG to write.
+        path: PNG to write, or SVG where it ends in .svg.
         runs: for each label the records of metrics.jsonl.
         title: above the figure.
     """

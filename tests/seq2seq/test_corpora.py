@@ -15,6 +15,7 @@ from seq2seq.config import ConfigError, CorpusConfig
 from seq2seq.corpora import CorpusError, Pair, corpus_dir, load_corpus, multi30k, normalize_text, prepare_corpus, read_lines
 from seq2seq.corpora.overlap import group_repeats, hold_out, sentence_key, words
 from seq2seq.corpora.pairs import length_histogram
+from seq2seq.corpora.passages import join_verses
 
 
 def quiet(line):
@@ -387,3 +388,29 @@ def test_tatoeba_reads_the_public_archive_and_prints_its_credit(tmp_path, monkey
 def test_a_pair_the_corpus_lacks_is_refused(tmp_path, name):
     with pytest.raises(ConfigError, match=r"corpus.pair: expected .*, got is-en"):
         load(tmp_path, name=name, pair="is-en")
+
+
+# --- passages -------------------------------------------------------------------------------------------------------
+
+
+def test_passages_are_whole_and_share_no_verse():
+    places = [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 4), (2, 5), (2, 6), (2, 7)]
+    verses = [Pair(f"s{c}{v}", f"t{c}{v}", f"1Cor.{c}.{v}") for c, v in places]
+    passages, left_out = join_verses(verses, 2)
+    assert [(p.source, p.target, p.id) for p in passages] == [
+        ("s11 s12", "t11 t12", "1Cor.1.1-2"),
+        ("s21 s22", "t21 t22", "1Cor.2.1-2"),
+        ("s24 s25", "t24 t25", "1Cor.2.4-5"),
+        ("s26 s27", "t26 t27", "1Cor.2.6-7"),
+    ]
+    assert left_out == 1
+    assert join_verses(verses, 1) == (verses, 0)
+    assert [p.id for p in join_verses(verses, 4).pairs] == ["1Cor.2.4-7"]
+    assert join_verses([], 3) == ([], 0)
+
+
+def test_passages_want_verses():
+    with pytest.raises(ConfigError, match=r"join: expected an integer >= 1, got -1"):
+        join_verses([], -1)
+    with pytest.raises(ConfigError, match=r"join: expected a corpus of verses .* got 'test.7'"):
+        join_verses([Pair("a", "b", "test.7")], 2)

@@ -16,11 +16,27 @@ from rich.console import Console
 
 from seq2seq.config import Config, ConfigError, DecodingConfig, EvaluationConfig, RNNConfig, TransformerConfig
 from seq2seq.corpora import Pair, ParallelCorpus
-from seq2seq.evaluation import Evaluation, compare_runs, evaluate_run, evaluation_files, load_evaluation, score
+from seq2seq.evaluation import (
+    Evaluation,
+    compare_runs,
+    evaluate_run,
+    evaluation_files,
+    load_evaluation,
+    load_sentences,
+    paired_tests,
+    score,
+)
 from seq2seq.evaluation import run as run_module
 from seq2seq.evaluation import scores as scores_module
 from seq2seq.evaluation.record import read_metrics, training_progress
-from seq2seq.evaluation.tables import comparison_table, length_table, markdown_table, print_evaluation, print_table
+from seq2seq.evaluation.tables import (
+    comparison_table,
+    length_table,
+    markdown_table,
+    print_evaluation,
+    print_table,
+    significance_table,
+)
 from seq2seq.tokenizer import train_tokenizers
 from seq2seq.translation import BLANK
 
@@ -61,7 +77,7 @@ def test_overall_is_sacrebleu():
 def test_summed_rows_of_a_resample_give_its_corpus_score(drawn):
     references = [*sentences(11, 2), "stone"]
     hypotheses = [*noisy(references[:-1], 3), ""]
-    statistics, _ = scores_module._all_statistics(hypotheses, references, "", False)
+    statistics, _ = scores_module.sentence_statistics(hypotheses, references, "", ["bleu", "chrf"])
     texts = [hypotheses[i] for i in drawn], [[references[i] for i in drawn]]
     for name, expected in (("bleu", sacrebleu.corpus_bleu(*texts)), ("chrf", sacrebleu.corpus_chrf(*texts))):
         assert statistics[name].compute(statistics[name].rows[drawn].sum(0).tolist()) == expected.score
@@ -160,10 +176,65 @@ def test_tokenised_text_is_warned_of_above_a_tenth():
 
 
 def test_languages_without_spaces_are_counted_in_characters():
-    scores = score(["河水"], ["河水流"], [3], FEW, source_language="ja", target_language="zh")
+    scores = score(["河水"], ["河水流"], [3], FEW, length_unit="characters", target_language="zh")
     assert scores.length_unit == "characters"
     assert "tok:zh" in scores.signatures["bleu"]
     assert scores.overall.length_ratio == pytest.approx(2 / 3)
+
+
+# --- two systems ----------------------------------------------------------------------------------------------------
+
+
+def test_a_paired_test_is_sacrebleus():
+    """The difference, its interval and the p-value, with the resamples drawn by hand."""
+    references = sentences(30, 20)
+    systems = {"a": noisy(references, 21), "b": noisy(references, 22)}
+    lengths = [len(line.split()) for line in references]
+    test = paired_tests(systems, references, lengths, FEW, seed=3)[0]
+    values = {name: sacrebleu.corpus_bleu(lines, [references]).score for name, lines in systems.items()}
+    assert (test.first, test.second, test.slice, test.n) == ("a", "b", "all", 30)
+    assert test.difference.value == pytest.approx(values["a"] - values["b"])
+    differences = []
+    for row in np.random.default_rng(3).multinomial(30, np.full(30, 1 / 30), size=100):
+        drawn = np.repeat(np.arange(30), row)
+        a, b = (
+            sacrebleu.corpus_bleu([lines[i] for i in drawn], [[references[i] for i in drawn]]).score for lines in systems.values()
+        )
+        differences.append(a - b)
+    np.testing.assert_allclose([test.difference.low, test.difference.high], np.percentile(differences, [2.5, 97.5]))
+    far = np.abs(np.array(differences) - np.mean(differences)) >= abs(test.difference.value)
+    assert test.p_value == pytest.approx((1 + far.sum()) / 101)
+
+
+def test_paired_tests_tell_a_system_from_a_worse_one_and_not_from_itself():
+    references = sentences(60, 23)
+    lengths = [len(line.split()) for line in references]
+    systems = {"good": references, "same": list(references), "bad": noisy(references, 24)}
+    found = {(t.first, t.second, t.slice): t for t in paired_tests(systems, references, lengths, FEW)}
+    slices = {name for *_, name in found}
+    assert slices == {"all", "1–3", "4–6", "7+"}
+    assert len(found) == 3 * len(slices)
+    for name in slices:
+        assert found["good", "same", name].difference.value == 0
+        assert found["good", "same", name].p_value == 1
+        assert found["good", "bad", name].difference.low > 0
+        assert found["good", "bad", name].p_value < 0.05
+        assert found["same", "bad", name].difference == found["good", "bad", name].difference
+    header, rows = significance_table(list(found.values()))
+    assert header[:2] == ["difference", "all (n=60)"]
+    assert [row[0] for row in rows] == ["good - same", "good - bad", "same - bad"]
+    assert rows[0][1] == "+0.0 [0.0, 0.0], p = 1.000"
+
+
+def test_buckets_with_too_few_sentences_are_not_tested_by_bleu():
+    references = sentences(9, 25, longest=3)
+    lengths = [1, 2, 3, 3, 3, 7, 7, 7, 7][: len(references)]
+    config = dataclasses.replace(FEW, min_bleu_sentences=5)
+    systems = {"a": references, "b": noisy(references, 26)}
+    assert [t.slice for t in paired_tests(systems, references, lengths, config)] == ["all", "1–3"]
+    assert [t.slice for t in paired_tests(systems, references, lengths, config, metric="chrf")] == ["all", "1–3", "7+"]
+    with pytest.raises(ValueError, match="b: expected 9 hypotheses, one for each reference, got 8"):
+        paired_tests(systems | {"b": references[1:]}, references, lengths, config)
 
 
 # --- runs -----------------------------------------------------------------------------------------------------------
@@ -209,7 +280,7 @@ def make_run(tmp_path, monkeypatch):
     tokenizers = train_tokenizers(CORPUS.train, tokenizer, tmp_path)
     configs = {}
 
-    def make(name, *, model=base.model, corpus="reverse", steps=20, edges=(3, 6)):
+    def make(name, *, model=base.model, corpus="reverse", steps=20, edges=(3, 6), length_unit="words"):
         folder = tmp_path / name
         folder.mkdir()
         (folder / "config.toml").write_text("")
@@ -222,7 +293,7 @@ def make_run(tmp_path, monkeypatch):
             tokenizer=tokenizer,
             corpus=dataclasses.replace(base.corpus, name=corpus),
             batches=dataclasses.replace(base.batches, lengths=(16, 32)),
-            evaluation=dataclasses.replace(FEW, edges=edges),
+            evaluation=dataclasses.replace(FEW, edges=edges, length_unit=length_unit),
         )
         return folder
 
@@ -263,6 +334,45 @@ def test_evaluate_run_writes_everything(make_run):
     assert {"jax", "sacrebleu", "python"} <= set(metrics["versions"])
     assert metrics["sentences_per_second"] == pytest.approx(8 / metrics["seconds"])
     assert len(said) == 2
+
+
+def test_passages_take_the_place_of_verses(make_run, monkeypatch):
+    verses = [Pair(text, text, f"Ruth.1.{i}") for i, text in enumerate(["a", "b a", "c b a", "a b c a", "b"], 1)]
+    monkeypatch.setattr(run_module, "load_corpus", lambda config, log: dataclasses.replace(CORPUS, test=verses))
+    folder, said = make_run("x"), []
+    evaluation = evaluate_run(folder, join=(2, 3), log=said.append)
+    assert said[0] == "2 passages of 2 consecutive verses; 1 verses left over at ends of chapters"
+    assert (evaluation.split, evaluation.n) == ("test.joined-2-3", 3)
+    kept = load_sentences(folder, "test.joined-2-3")
+    assert [(each.id, each.source, each.length) for each in kept] == [
+        ("Ruth.1.1-2", "a b a", 3),
+        ("Ruth.1.3-4", "c b a a b c a", 7),
+        ("Ruth.1.1-3", "a b a c b a", 6),
+    ]
+    assert [bucket.high for bucket in evaluation.scores.buckets] == [20, 40, 60, 80, 100, 120, 140, 160, 180, 200, None]
+    with pytest.raises(ConfigError, match=r"join: expected an integer >= 1, got 0"):
+        evaluate_run(folder, join=(0,), log=said.append)
+    monkeypatch.setattr(run_module, "load_corpus", lambda config, log: CORPUS)
+    with pytest.raises(ConfigError, match=r"join: expected a corpus of verses .* got 'test.1'"):
+        evaluate_run(folder, join=(2,), log=said.append)
+
+
+def test_lengths_can_count_subwords(make_run):
+    """The tokenizer of characters has a piece for each letter and for each space."""
+    folder = make_run("x", length_unit="subwords")
+    evaluation = evaluate_run(folder, log=lambda line: None)
+    assert evaluation.scores.length_unit == "subwords"
+    assert [each.length for each in load_sentences(folder, "test")] == [2, 4, 6, 8, 10, 12, 14, 16]
+    assert evaluation.corpus.longest_training_length == 30
+
+
+def test_broken_sentences_are_named(make_run):
+    folder = make_run("x")
+    evaluate_run(folder, log=lambda line: None)
+    path = evaluation_files(folder, "test")["sentences"]
+    path.write_text(path.read_text().replace('"id"', '"name"', 1))
+    with pytest.raises(ValueError, match=r"test.sentences.jsonl: line 1: expected an object with id, source"):
+        load_sentences(folder, "test")
 
 
 def test_bible_like_corpora_have_bleu_as_headline(make_run):
@@ -318,9 +428,9 @@ def test_compare_evaluates_what_is_missing_or_outdated_and_nothing_else(make_run
     folders = [make_run("a", model=RNNConfig(attention="none")), make_run("b"), make_run("c", model=TransformerConfig())]
     evaluated = []
 
-    def evaluate(folder, split, *, log):
+    def evaluate(folder, split, *, join, log):
         evaluated.append(folder.name)
-        return evaluate_run(folder, split, log=log)
+        return evaluate_run(folder, split, join=join, log=log)
 
     def compare():
         evaluated.clear()
@@ -333,7 +443,7 @@ def test_compare_evaluates_what_is_missing_or_outdated_and_nothing_else(make_run
     assert comparison.notes == ()
     assert all(path.is_file() for path in comparison.files.values())
     assert {path.name for path in comparison.files.values()} == {path.name for path in (tmp_path / "out").iterdir()}
-    assert set(json.loads(comparison.files["json"].read_text())) == set(comparison.evaluations)
+    assert set(json.loads(comparison.files["json"].read_text())["evaluations"]) == set(comparison.evaluations)
     compare()
     assert evaluated == []
     with open(folders[2] / "metrics.jsonl", "a") as file:

@@ -6,7 +6,7 @@ import pytest
 from matplotlib._pylab_helpers import Gcf
 from matplotlib.font_manager import FontEntry
 
-from seq2seq.plots import Curve, Point, curves, labels, plot_alignment, plot_by_length, plot_training_curves
+from seq2seq.plots import Curve, Point, curves, labels, plot_alignment, plot_alignment_sheet, plot_by_length, plot_training_curves
 
 
 def curve(label="RNN", hidden=(), values=(30.0, 20.0, 10.0)):
@@ -55,6 +55,27 @@ def test_alignment_has_sources_as_columns_and_products_as_rows(tmp_path):
         vertical, horizontal = dark_blue_centre(tmp_path / "x.png")
         assert (vertical > 0.5) == (row == 8)
         assert (horizontal > 0.45) == (column == 8)
+
+
+def test_a_sheet_has_a_map_for_each_head(tmp_path):
+    """The one dark cell moves with its head, and within its map with its word."""
+    columns, rows, centres = [*"abcdefgh"], [*"stuvwxyz"], {}
+    for head, row, column in ((0, 0, 0), (0, 7, 0), (0, 0, 7), (1, 0, 0), (2, 0, 0)):
+        weights = np.zeros((3, 8, 8))
+        weights[head, row, column] = 1
+        plot_alignment_sheet(tmp_path / "x.png", columns, rows, weights, names=["h1", "h2", "h3"], title="t")
+        centres[head, row, column] = dark_blue_centre(tmp_path / "x.png")
+    down, right = centres[0, 7, 0] - centres[0, 0, 0], centres[0, 0, 7] - centres[0, 0, 0]
+    assert down[0] > 0.15
+    assert abs(down[1]) < 0.02
+    assert right[1] > 0.15
+    assert abs(right[0]) < 0.02
+    assert centres[1, 0, 0][1] > centres[0, 0, 7][1]
+    assert centres[2, 0, 0][0] > centres[0, 7, 0][0]
+    with pytest.raises(ValueError, match="names: expected one for each of at least one map, got 2 for 3"):
+        plot_alignment_sheet(tmp_path / "x.png", columns, rows, weights, names=["a", "b"])
+    with pytest.raises(ValueError, match=r"weights: expected shape \[rows columns\] = \[8, 8\], got \[7, 8\]"):
+        plot_alignment_sheet(tmp_path / "x.png", columns, rows, weights[:, 1:], names=["a", "b", "c"])
 
 
 def test_right_to_left_sources_start_on_the_right(tmp_path):
