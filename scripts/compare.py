@@ -1,4 +1,4 @@
-"""Compare trained runs: one table, one figure of scores over source length, one of training.
+"""Compare trained runs: one table, one figure of scores over source length, one of training, and one page with everything.
 
 python scripts/compare.py runs/a runs/b runs/c --out runs/compare
 python scripts/compare.py configs/length/*.toml --train-missing --out runs/length/compare
@@ -14,6 +14,7 @@ import tyro
 from seq2seq.cli import report_errors
 from seq2seq.evaluation import compare_runs, evaluate_run
 from seq2seq.evaluation.tables import comparison_table, print_table, result_console, significance_table, transposed
+from seq2seq.report import write_report
 from seq2seq.study import study_runs
 from seq2seq.translation.output import TranslationProgress
 
@@ -29,7 +30,7 @@ def main(
 
     Args:
         runs: Folders of runs, or config files, whose runs lie in runs/ as they do in configs/; what is not evaluated yet is.
-        out: Folder that receives the table and the figures.
+        out: Folder that receives the table, the figures and report.html.
         split: Part of the corpus to compare on.
         join: Instead of verses, passages of so many consecutive ones; of several numbers, one after the other.
         train_missing: Train the runs of config files that have not ended; run again, it goes on where it stopped.
@@ -39,6 +40,7 @@ def main(
         evaluate = functools.partial(evaluate_run, progress=progress)
         folders = study_runs(runs, train_missing=train_missing, log=log)
         comparison = compare_runs(folders, out, split, join=join, log=log, evaluate=evaluate)
+        report = write_report(comparison, folders, out / "report.html", log=log)
     first = next(iter(comparison.evaluations.values()))
     title = f"{first.corpus.title}, {first.split}: {first.n} sentences, 95 % intervals"
     print_table(result_console(), title, *transposed(*comparison_table(comparison.evaluations)))
@@ -49,7 +51,7 @@ def main(
     for label, evaluation in comparison.evaluations.items():
         for warning in evaluation.warnings:
             print(f"compare.py: WARNING: {label}: {warning}", file=sys.stderr)
-    for kind, path in comparison.files.items():
+    for kind, path in (comparison.files | {"report": report}).items():
         print(f"{kind:<11} {path}")
 
 

@@ -90,6 +90,7 @@ def _decoding_requirements(decoding: DecodingConfig) -> Iterator[tuple[str, str,
     yield "decoding.n_best", "an integer >= 1", d.n_best >= 1
     yield "decoding.alpha", "a finite number", math.isfinite(d.alpha)
     yield "decoding.coverage_penalty", "a finite number >= 0", 0 <= d.coverage_penalty < math.inf
+    yield "decoding.patience", "a finite number >= 0", 0 <= d.patience < math.inf
     yield "decoding.max_length_factor", "a finite number >= 0", 0 <= d.max_length_factor < math.inf
     yield "decoding.max_length_offset", "an integer >= 1", d.max_length_offset >= 1
     yield "decoding.min_length_factor", "a finite number >= 0", 0 <= d.min_length_factor < math.inf

@@ -156,6 +156,9 @@ class DecodingConfig:
     """Exponent of the length penalty."""
     coverage_penalty: float = 0.0
     """`beam`: what scores lose for source pieces without attention (beta of Wu et al. 2016, eq. 14); 0 is nothing."""
+    patience: float = 1.0
+    """`beam`: a sentence ends when patience * beam_size hypotheses have finished (Kasai et al. 2022), or none can win; 0 waits
+    until none can win."""
     n_best: int = 1
     """Hypotheses returned for each sentence."""
     max_length_factor: float = 2.0

@@ -33,6 +33,7 @@ def beam_search(
     length_penalty: str = "gnmt",
     alpha: float = 0.6,
     coverage: float = 0.0,
+    patience: float = 0.0,
     n_best: int = 1,
     max_length: int,
     min_lengths: Integer[Array | np.ndarray, "B"] | None = None,
@@ -53,12 +54,15 @@ def beam_search(
         length_penalty: a name in `LENGTH_PENALTIES`.
         alpha: exponent of the penalty; any finite number, negative ones favour short outputs.
         coverage: beta >= 0 of the coverage penalty, which scores gain (`coverage_penalty`); 0 for none.
+        patience: p > 0 ends a row too once p K hypotheses have finished (Kasai et al. 2022), as most systems do with p = 1; at
+            least n_best of them.
         n_best: hypotheses returned for each row, at most beam_size.
 
     Raises:
         ValueError: as for `greedy_search`, or an argument outside its range, or coverage of a model without attention.
 
-    Reference: Wu et al. Google's neural machine translation system. 2016, section 7.
+    Reference: Wu et al. Google's neural machine translation system. 2016, section 7.  Kasai et al. A call for clarity in beam
+    search: how it works and when it stops. 2022.
     """
     source, max_lengths = checked(source, max_lengths, max_length)
     if beam_size < 1 or not 1 <= n_best <= beam_size:
@@ -69,21 +73,25 @@ def beam_search(
         raise ValueError(f"alpha: expected a finite number, got {alpha}")
     if not (math.isfinite(coverage) and coverage >= 0):
         raise ValueError(f"coverage: expected a finite number >= 0, got {coverage}")
+    if not (math.isfinite(patience) and patience >= 0):
+        raise ValueError(f"patience: expected a finite number >= 0, got {patience}")
     options = {"max_length": max_length, "no_repeat_ngram": no_repeat_ngram, "with_weights": with_weights}
     if beam_size == 1 and not coverage:
         best = greedy_search(model, source, max_lengths, min_lengths=min_lengths, prefixes=prefixes, **options)
         return best._replace(scores=score(best.log_probs, best.lengths, length_penalty, jnp.float32(alpha)))
     rules = checked_rules(min_lengths, prefixes, max_lengths, no_repeat_ngram)
-    ranking = Ranking(np.float32(alpha), np.float32(coverage) if coverage else None)
+    enough = np.int32(max(math.ceil(patience * beam_size), n_best)) if patience else None
+    ranking = Ranking(np.float32(alpha), np.float32(coverage) if coverage else None, enough)
     options |= {"beam_size": beam_size, "n_best": n_best, "penalty": length_penalty}
     return _beam_search(*nnx.split(model), source, max_lengths, rules, ranking, **options)
 
 
 class Ranking(NamedTuple):
-    """The numbers in a score."""
+    """The numbers in a score, and how many finished hypotheses end a row."""
 
     alpha: Array
     coverage: Array | None
+    enough: Array | None
 
 
 class _Beam(NamedTuple):
@@ -95,6 +103,7 @@ class _Beam(NamedTuple):
     covered: Array | None  # [B K S], attention so far
     lengths: Array  # [B], of the row's live hypotheses
     done: Array  # [B]
+    ended: Array  # [B], how many hypotheses have finished
     finished: Hypotheses  # n_best of them, by score
     ids: Array | None  # [B K T], all pieces of each beam, where a rule looks at them
     history: History
@@ -176,6 +185,9 @@ def _run(
         parents, tokens = of(order, parents), of(order, tokens)
         worst = finished.scores[:, -1]
         beaten = worst > -jnp.inf if beam_size == 1 else _reachable(live[:, 0], n, max_lengths, scored) <= worst
+        ended = beam.ended + ends.sum(axis=1, dtype=jnp.int32)
+        if ranking.enough is not None:
+            beaten = beaten | (ended >= ranking.enough)
         return _Beam(
             n,
             output.state,
@@ -185,6 +197,7 @@ def _run(
             None if covered is None else jnp.where(beam.done[:, None, None], beam.covered, of(parents, covered)),
             jnp.where(beam.done, beam.lengths, n),
             beam.done | (n >= max_lengths) | beaten,
+            ended,
             finished,
             None if beam.ids is None else of(parents, beam.ids).at[:, :, beam.step].set(tokens),
             record(beam.history, beam.step, tokens, parents, weights if with_weights else None),
@@ -208,6 +221,7 @@ def _start(source: Array, state: Any, empty: Array, K: int, n_best: int, T: int,
         covered=None,
         lengths=jnp.zeros(B, jnp.int32),
         done=empty,
+        ended=jnp.zeros(B, jnp.int32),
         finished=Hypotheses(none, none, zeros, zeros, zeros),
         ids=None,
         history=History(trace, trace, weights_buffer((T, B, K, S), with_weights)),

@@ -39,7 +39,8 @@ def length_figure(evaluations: Mapping[str, Evaluation], metric: str) -> Markup:
             min_sentences=first.scores.min_bleu_sentences,
         )
 
-    return inline_svg(draw, metric, f"{METRICS[metric]} by source length of {'; '.join(evaluations)}. The table below has the numbers.")
+    description = f"{METRICS[metric]} by source length of {'; '.join(evaluations)}. The table below has the numbers."
+    return inline_svg(draw, metric, description)
 
 
 def training_figure(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> Markup:

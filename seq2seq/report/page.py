@@ -14,7 +14,7 @@ from seq2seq.evaluation.record import read_metrics
 from seq2seq.plots.canvas import curve_style
 from seq2seq.report.alignments import AttentionCall, Choice, choose_sentences, run_attention, sentence_name, viewer_data
 from seq2seq.report.figures import length_figure, training_figure
-from seq2seq.report.tables import length_table, overall_table, runs_table, tests_table, versions_table
+from seq2seq.report.tables import difference_table, length_table, overall_table, runs_table, versions_table
 
 _FOLDER = Path(__file__).parent
 _SAMPLES = ("short", "medium", "long")
@@ -91,7 +91,7 @@ def _contents(
         "colours": [_page_colour(curve_style(index)["color"]) for index in range(len(evaluations))],
         "overall": overall_table(evaluations),
         "lengths": _lengths(evaluations),
-        "tests": tests_table(comparison.tests, first.scores.headline, first.scores.length_unit) if comparison.tests else None,
+        "differences": difference_table(comparison.tests, first.scores.headline, first.scores.length_unit),
         "training": training_figure(records),
         "untold": [label for label, lines in records.items() if not lines],
         "samples": _samples(choices, sentences, first.scores.length_unit),
@@ -114,9 +114,7 @@ def _page_colour(colour: str) -> str:
 def _lengths(evaluations: Mapping[str, Evaluation]) -> list[dict[str, Any]]:
     """The headline metric and chrF over source length."""
     metrics = dict.fromkeys((next(iter(evaluations.values())).scores.headline, "chrf"))
-    return [
-        {"name": METRICS[m], "figure": length_figure(evaluations, m), "table": length_table(evaluations, m)} for m in metrics
-    ]
+    return [{"name": METRICS[m], "figure": length_figure(evaluations, m), "table": length_table(evaluations, m)} for m in metrics]
 
 
 def _samples(choices: Sequence[Choice], sentences: Mapping[str, Sequence[Sentence]], unit: str) -> list[dict[str, Any]]:

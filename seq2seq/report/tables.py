@@ -16,7 +16,7 @@ class Table(NamedTuple):
     caption: str
     header: list[str]
     rows: list[list[Any]]
-    """Text; in `tests_table` the other cells are of `Difference`, or None."""
+    """Text; in `difference_table` the other cells are of `Difference`, or None."""
     words: tuple[str, ...] = ()
     """Columns of words rather than numbers."""
 
@@ -87,7 +87,7 @@ def length_table(evaluations: Mapping[str, Evaluation], metric: str) -> Table:
     return Table(caption, [f"source {first.length_unit}", "n", *evaluations], rows)
 
 
-def tests_table(tests: Sequence[PairedTest], metric: str, length_unit: str) -> Table:
+def difference_table(tests: Sequence[PairedTest], metric: str, length_unit: str) -> Table:
     """One row for all sentences and each bucket, one column for each two runs."""
     found = {(test.first, test.second, test.slice): test for test in tests}
     pairs = list(dict.fromkeys((test.first, test.second) for test in tests))
@@ -105,8 +105,9 @@ def difference(test: PairedTest) -> Difference:
     >>> difference(PairedTest("a", "b", "all", 50, Estimate(-1.24, -2.0, -0.4), 0.0123))
     Difference(value='−1.2', interval='[−2.0, −0.4]', p_value='p = 0.012', better='second')
     """
-    low, high = test.difference.low, test.difference.high
-    value = f"{test.difference.value:+.1f}".replace("-", "−")
+    estimate: Estimate = test.difference
+    low, high = estimate.low, estimate.high
+    value = f"{estimate.value:+.1f}".replace("-", "−")
     if low is None or high is None:
         return Difference(value, "", "", "")
     better = "first" if low > 0 else "second" if high < 0 else ""

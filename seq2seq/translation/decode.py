@@ -77,7 +77,8 @@ def decode_corpus(
     copies = decoding.n_best if decoding.search == "sample" else decoding.beam_size
     tokens = max(batches.eval_tokens // copies, 1)
     done = 0
-    for places, rows, length in reversed(group_by_length([len(encoded_sources[i]) for i in order], batches.lengths, tokens)):
+    lengths = few_lengths(batches.lengths)
+    for places, rows, length in reversed(group_by_length([len(encoded_sources[i]) for i in order], lengths, tokens)):
         indices = [order[place] for place in places]
         batch = _make_batch(
             [encoded_sources[i] for i in indices],
@@ -95,6 +96,21 @@ def decode_corpus(
         if progress:
             progress(done, len(encoded_sources))
     return results
+
+
+def few_lengths(lengths: Sequence[int], apart: float = 1.4) -> list[int]:
+    """Every bucket length that is at least `apart` times shorter than the next one kept, from the longest down.
+
+    Sentences are decoded in the order of their length, so that a wide bucket costs little, and each has its own programs.
+
+    >>> few_lengths([10, 12, 14, 16, 18, 20, 24, 28, 32, 48])
+    [10, 14, 20, 32, 48]
+    """
+    kept = [lengths[-1]]
+    for length in reversed(lengths[:-1]):
+        if apart * length <= kept[0]:
+            kept.insert(0, length)
+    return kept
 
 
 def position_limit(model: nnx.Module) -> int | None:
@@ -179,7 +195,7 @@ def _decode_batch(model: nnx.Module, batch: _Batch, decoding: DecodingConfig, wi
         options |= {"seed": d.seed, "numbers": batch.numbers, "temperature": d.temperature, "top_k": d.top_k, "top_p": d.top_p}
         decoded = sample(model, batch.source, batch.max_lengths, **options)
     else:
-        options |= {"beam_size": d.beam_size, "coverage": d.coverage_penalty}
+        options |= {"beam_size": d.beam_size, "coverage": d.coverage_penalty, "patience": d.patience}
         decoded = beam_search(model, batch.source, batch.max_lengths, **options)
     decoded = Decoded(*(None if field is None else np.asarray(field) for field in decoded))
     if np.isnan(decoded.log_probs).any():

@@ -1,6 +1,7 @@
 """A model that is a table, small enough to enumerate, for the tests of searches."""
 
 import itertools
+import math
 
 import jax.numpy as jnp
 import numpy as np
@@ -72,8 +73,8 @@ def enumerate_finished(table, name, alpha):
     return sorted(found, reverse=True)
 
 
-def reference_beam(table, beam_size, name, alpha):
-    """Beam search by lists and without any early end: finished hypotheses best first, then the live ones."""
+def reference_beam(table, beam_size, name, alpha, enough=math.inf):
+    """Beam search by lists, to the limit or `enough` finished hypotheses: the finished ones best first, then the live ones."""
     live, finished = [(0.0, ())], []
     for n in range(1, LIMIT + 1):
         grown = sorted(
@@ -82,7 +83,9 @@ def reference_beam(table, beam_size, name, alpha):
         )
         finished += [(p / penalty_of(name, n, alpha), list(ids)) for p, ids in grown[:beam_size] if ids[-1] == EOS]
         live = [(p, ids) for p, ids in grown if ids[-1] != EOS][:beam_size]
-    return sorted(finished, reverse=True), [(p / penalty_of(name, LIMIT, alpha), list(ids)) for p, ids in live]
+        if len(finished) >= enough:
+            break
+    return sorted(finished, reverse=True), [(p / penalty_of(name, n, alpha), list(ids)) for p, ids in live]
 
 
 def source_of(*first, length=2):

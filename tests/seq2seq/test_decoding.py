@@ -76,6 +76,22 @@ def test_early_end_never_changes_what_a_search_to_the_limit_finds(beam_size, nam
             assert ids_of(one, row) == ids_of(several, row)
 
 
+@pytest.mark.parametrize("alpha", [-0.5, 2.5])
+def test_patience_ends_a_row_with_enough_finished_hypotheses(alpha):
+    """As many as patience asks for, and no less than n_best; what they are does not depend on the other rows."""
+    tables = many_tables()
+    source, changed = source_of(*range(A, A + len(tables))), 0
+    options = {"beam_size": 3, "length_penalty": "power", "alpha": alpha, "max_length": LIMIT, "n_best": 2}
+    for patience, enough in ((0.3, 2), (1.0, 3), (1.5, 5)):
+        found = beam_search(TableModel(tables), source, limits(len(tables)), patience=patience, **options)
+        for row, table in enumerate(tables):
+            finished, live = reference_beam(table, 3, "power", alpha, enough)
+            expected = (finished + live)[:2]
+            assert [ids_of(found, row, rank) for rank in range(2)] == [ids for _, ids in expected]
+            changed += expected != (reference_beam(table, 3, "power", alpha)[0])[:2]
+    assert (changed > 0) == (alpha > 0)  # where longer outputs gain, waiting can pay
+
+
 def designed(b_again):
     """A </s> has probability 0.6 * 0.5, B B B </s> has 0.4 * b_again^2."""
     table = np.full((1, NUM_PREFIXES, 3), 1 / 3)
@@ -196,6 +212,7 @@ def test_rows_have_their_own_limits():
         ({"beam_size": 2, "n_best": 3}, "got 3 and 2"),
         ({"beam_size": 2, "length_penalty": "gmnt"}, "length_penalty: expected one of gnmt, power, none, got 'gmnt'"),
         ({"beam_size": 2, "alpha": math.nan}, "alpha: expected a finite number, got nan"),
+        ({"beam_size": 2, "patience": -1.0}, "patience: expected a finite number >= 0, got -1.0"),
         ({"beam_size": 2, "max_length": 3}, "max_lengths: expected 1 to max_length = 3 in every row, got 4 to 4"),
     ],
 )
@@ -255,7 +272,7 @@ def test_beam_of_one_is_greedy(kind):
         source,
         source_limits(source),
         Rules(None, None),
-        Ranking(np.float32(0), None),
+        Ranking(np.float32(0), None, None),
         beam_size=1,
         n_best=1,
         max_length=LONGEST,

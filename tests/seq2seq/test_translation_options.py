@@ -53,6 +53,14 @@ def pieces_of(results):
     return [[hypothesis.pieces for hypothesis in found] for found in results]
 
 
+def test_patience_lets_a_search_find_better_hypotheses(translator):
+    """Where longer outputs gain, to wait until none can win pays."""
+    options = {"length_penalty": "power", "alpha": 3.0}
+    first, best = translator.translate(SENTENCES, **options), translator.translate(SENTENCES, patience=0.0, **options)
+    assert all(a[0].score <= b[0].score + 1e-6 for a, b in zip(first, best, strict=True))
+    assert any(a[0].score < b[0].score - 1e-3 for a, b in zip(first, best, strict=True))
+
+
 @pytest.mark.parametrize(
     "options",
     [
