@@ -36,8 +36,8 @@ class ForcedPair(NamedTuple):
     steps: Float[np.ndarray, "L N T S"]
     """Row t is the step that produces target piece t, of each layer and head; no steps where a side has no pieces."""
 
-    def weights(self, reading: str) -> Float[np.ndarray, "L N J I+1"]:
-        """Target words by source words, `</s>` the last of these."""
+    def weights(self, reading: str) -> Float[np.ndarray, "L N J W"]:
+        """Target words by source words, `</s>` the last of these W."""
         return word_weights(rows_of(self.steps, reading), self.target_words[:-1], self.source_words, len(self.target))
 
     def view(self, units: str = "words") -> tuple[list[str], list[str], Float[np.ndarray, "L N T S"]]:

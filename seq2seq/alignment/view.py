@@ -1,9 +1,9 @@
 """Heat maps of a run's attention over one sentence: the figures of scripts/visualize.py.
 
-    <out>/attention.png     a model with one attention
-    <out>/mean.png          a Transformer: the mean over all layers and heads
-    <out>/layer2.png        its heads of one layer, on one sheet
-    <out>/attention.json    words and weights, as drawn
+<out>/attention.png     a model with one attention
+<out>/mean.png          a Transformer: the mean over all layers and heads
+<out>/layer2.png        its heads of one layer, on one sheet
+<out>/attention.json    words and weights, as drawn
 """
 
 from __future__ import annotations

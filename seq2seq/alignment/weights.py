@@ -22,8 +22,8 @@ from seq2seq.alignment.links import Links
 READINGS = ("naive", "shifted")
 
 
-def rows_of(weights: Float[np.ndarray, "*L T S"], reading: str) -> Float[np.ndarray, "*L T-1 S"]:
-    """The row of each target piece but `</s>`, the last one, which no step reads.
+def rows_of(weights: Float[np.ndarray, "*L T S"], reading: str) -> Float[np.ndarray, "*L U S"]:
+    """The row of each of the U = T - 1 target pieces but `</s>`, the last one, which no step reads.
 
     Args:
         weights: of the T steps that produce the target pieces and `</s>`.

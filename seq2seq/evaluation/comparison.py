@@ -91,7 +91,9 @@ def _paired_tests(evaluations: Mapping[str, Evaluation], folders: Sequence[Path]
     first = next(iter(evaluations.values()))
     text = next(iter(sentences.values()))
     edges = tuple(bucket.high for bucket in first.scores.buckets if bucket.high is not None)
-    config = EvaluationConfig(edges, first.scores.bootstrap_samples, first.scores.min_bleu_sentences)
+    config = EvaluationConfig(
+        edges, bootstrap_samples=first.scores.bootstrap_samples, min_bleu_sentences=first.scores.min_bleu_sentences
+    )
     return paired_tests(
         {label: [each.hypothesis for each in own] for label, own in sentences.items()},
         [each.reference for each in text],

@@ -33,6 +33,8 @@ from seq2seq.config import RNNConfig, TransformerConfig
 from seq2seq.decoding import attention_weights, greedy_search
 from seq2seq.tokenizer import BOS, EOS
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 TRANSFORMER = TransformerConfig(model_dim=8, ffn_dim=12, num_heads=2, num_layers=3)
 LUONG = RNNConfig(attention="general", embed_dim=8, encoder_dim=8, hidden_dim=12, maxout_dim=8)
 SOURCES = ["the dog sees the cat", "a cat", "", "we go to the house and the dog sees a small cat"]
