@@ -15,7 +15,7 @@ from jax import Array, lax
 from jaxtyping import Float, Integer
 
 from seq2seq.decoding.beams import reorder_beams, start_beams
-from seq2seq.decoding.constraints import checked_rules, constrain
+from seq2seq.decoding.constraints import Rules, checked_rules, constrain
 from seq2seq.decoding.coverage import coverage_penalty
 from seq2seq.decoding.greedy import greedy_search
 from seq2seq.decoding.history import History, Hypotheses, add_finished, backtrack, of, ranked, record
@@ -86,12 +86,22 @@ def beam_search(
     return _beam_search(*nnx.split(model), source, max_lengths, rules, ranking, **options)
 
 
+FEWEST = 16
+"""Rows from which on the live half of a search goes on by itself."""
+
+
 class Ranking(NamedTuple):
     """The numbers in a score, and how many finished hypotheses end a row."""
 
     alpha: Array
     coverage: Array | None
     enough: Array | None
+
+
+class _Given(NamedTuple):
+    source: Array  # [B S]
+    max_lengths: Array  # [B]
+    rules: Rules
 
 
 class _Beam(NamedTuple):
@@ -109,25 +119,64 @@ class _Beam(NamedTuple):
     history: History
 
 
-def _beam_search(graphdef, params, *arrays, max_length, **options) -> Decoded:
-    """Caches begin with half the room and grow only if some hypothesis needs it: most end long before their limit."""
+def _beam_search(graphdef, params, source, max_lengths, rules, ranking, *, max_length, **options) -> Decoded:
+    """The search costs what is still alive: caches begin with half the room and grow only if some hypothesis needs it, since most
+    end long before their limit, and where half of the sources are done the others go on by themselves."""
     options |= {"max_length": max_length}
     can_grow = hasattr(nnx.merge(graphdef, params), "grow")
-    first, *later = (math.ceil(max_length / 2), max_length) if can_grow else (max_length,)
-    memory, beam = _begin(graphdef, params, *arrays, room=first, **options)
-    for room in later:
-        if not beam.done.all():
-            beam = _go_on(graphdef, params, memory, beam, *arrays, room=room, **options)
-    return _end(beam, *arrays, n_best=options["n_best"], penalty=options["penalty"])
+    room = math.ceil(max_length / 2) if can_grow else max_length
+    given, larger = _Given(source, max_lengths, rules), []
+    memory, beam = _begin_search(graphdef, params, given, ranking, _few(given), room=room, **options)
+    while not (done := np.asarray(beam.done)).all():
+        if int(beam.step) == room:
+            room = max_length
+        if (~done).sum() <= _few(given):
+            places = np.argsort(done, kind="stable")[: len(done) // 2]
+            larger.append((beam, places))
+            memory, beam, given = _take((memory, beam, given), places)
+        beam = _continue_search(graphdef, params, memory, beam, given, ranking, _few(given), room=room, **options)
+    for whole, places in reversed(larger):
+        beam = _put(whole, beam, places)
+    return _end_search(beam, source, max_lengths, ranking, n_best=options["n_best"], penalty=options["penalty"])
+
+
+def _few(given: _Given) -> np.int32:
+    """How many live sources go on by themselves; none if there are not many rows."""
+    rows = len(given.max_lengths)
+    return np.int32(rows // 2 if rows >= FEWEST else 0)
+
+
+@jax.jit
+def _take(rows: Any, places: Array) -> Any:
+    """Memory, beams and what was given of some sources."""
+    memory, beam, given = rows
+    B = len(beam.done)
+
+    def taken(x: Array) -> Array:  # several rows of a source stand side by side
+        return x.reshape(B, -1, *x.shape[1:])[places].reshape(-1, *x.shape[1:])
+
+    history = jax.tree.map(lambda x: x[:, places], beam.history)
+    own = beam._replace(step=None, history=None)
+    memory, own, given = jax.tree.map(taken, (memory, own, given))
+    return memory, own._replace(step=beam.step, history=history), given
+
+
+@jax.jit
+def _put(whole: _Beam, beam: _Beam, places: Array) -> _Beam:
+    """`whole` with the beams of some sources in their places; their states are of no use any more."""
+    history = jax.tree.map(lambda x, part: x.at[:, places].set(part), whole.history, beam.history)
+    rest = {"step": None, "state": None, "history": None}
+    own = jax.tree.map(lambda x, part: x.at[places].set(part), whole._replace(**rest), beam._replace(**rest))
+    return own._replace(step=beam.step, history=history)
 
 
 STATIC = ("beam_size", "n_best", "max_length", "penalty", "no_repeat_ngram", "with_weights", "room")
 
 
 @partial(jax.jit, static_argnums=0, static_argnames=STATIC)
-def _begin(graphdef, params, source, max_lengths, rules, ranking, *, room, **options) -> tuple[Any, _Beam]:
-    """Memory, and the beams after the steps that `room` holds."""
-    model = nnx.merge(graphdef, params)
+def _begin_search(graphdef, params, given, ranking, few, *, room, **options) -> tuple[Any, _Beam]:
+    """Memory, and the beams after the steps that `room` holds, or once only `few` sources are left."""
+    model, source = nnx.merge(graphdef, params), given.source
     K, T, n_best = (options[key] for key in ("beam_size", "max_length", "n_best"))
     memory, state = start_beams(model, model.encode(source), room, K)
     start = _start(source, state, jnp.all(source == PAD, axis=1), K, n_best, T, options["with_weights"])
@@ -135,19 +184,20 @@ def _begin(graphdef, params, source, max_lengths, rules, ranking, *, room, **opt
         start = start._replace(covered=jnp.zeros((len(source), K, source.shape[1]), jnp.float32))
     if options["no_repeat_ngram"]:
         start = start._replace(ids=jnp.full((len(source), K, T), PAD, jnp.int32))
-    return memory, _run(model, memory, start, source, max_lengths, rules, ranking, room, **options)
+    return memory, _run(model, memory, start, given, ranking, few, room, **options)
 
 
 @partial(jax.jit, static_argnums=0, static_argnames=STATIC)
-def _go_on(graphdef, params, memory, beam, source, max_lengths, rules, ranking, *, room, **options) -> _Beam:
-    """The beams after the steps that a larger room holds."""
+def _continue_search(graphdef, params, memory, beam, given, ranking, few, *, room, **options) -> _Beam:
+    """The same from where a search stands."""
     model = nnx.merge(graphdef, params)
-    beam = beam._replace(state=model.grow(beam.state, room))
-    return _run(model, memory, beam, source, max_lengths, rules, ranking, room, **options)
+    if hasattr(model, "grow"):
+        beam = beam._replace(state=model.grow(beam.state, room))
+    return _run(model, memory, beam, given, ranking, few, room, **options)
 
 
 @partial(jax.jit, static_argnames=("n_best", "penalty"))
-def _end(beam, source, max_lengths, rules, ranking, *, n_best, penalty) -> Decoded:
+def _end_search(beam, source, max_lengths, ranking, *, n_best, penalty) -> Decoded:
     """The hypotheses, best first."""
     mask = source != PAD
     empty = ~jnp.any(mask, axis=1, keepdims=True)
@@ -159,10 +209,9 @@ def _end(beam, source, max_lengths, rules, ranking, *, n_best, penalty) -> Decod
     return Decoded(ids, best.lengths, best.scores, best.log_probs, weights, finished | (empty & (best.scores > -jnp.inf)))
 
 
-def _run(
-    model, memory, start, source, max_lengths, rules, ranking, room, *, beam_size, penalty, no_repeat_ngram, with_weights, **_
-) -> _Beam:
-    """Step by step until every row is done or the room is used up."""
+def _run(model, memory, start, given, ranking, few, room, *, beam_size, penalty, no_repeat_ngram, with_weights, **_) -> _Beam:
+    """Step by step until no more than `few` rows are left or the room is used up."""
+    source, max_lengths, rules = given
     mask = source != PAD
     scored = partial(score, penalty=penalty, alpha=ranking.alpha)
 
@@ -203,7 +252,7 @@ def _run(
             record(beam.history, beam.step, tokens, parents, weights if with_weights else None),
         )
 
-    return lax.while_loop(lambda beam: ~jnp.all(beam.done) & (beam.step < room), advance, start)
+    return lax.while_loop(lambda beam: (jnp.sum(~beam.done) > few) & (beam.step < room), advance, start)
 
 
 def _start(source: Array, state: Any, empty: Array, K: int, n_best: int, T: int, with_weights: bool) -> _Beam:

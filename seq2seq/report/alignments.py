@@ -16,7 +16,8 @@ from jaxtyping import Float
 from seq2seq.alignment import AlignmentError, ForcedPair, forced_attention
 from seq2seq.alignment.forced import END
 from seq2seq.alignment.weights import READINGS
-from seq2seq.checkpoints import load_run
+from seq2seq.checkpoints import CheckpointError, load_run
+from seq2seq.config import ConfigError
 from seq2seq.evaluation import Evaluation, Sentence
 from seq2seq.translation.translator import has_attention
 
@@ -48,6 +49,7 @@ def run_attention(folder: Path, checkpoint: str, sources: Sequence[str], hypothe
 
     Raises:
         AlignmentError: as `forced_attention`.
+        CheckpointError, ConfigError: as `load_run`.
     """
     run = load_run(folder, checkpoint)
     return list(forced_attention(run, sources, hypotheses)) if has_attention(run) else None
@@ -112,7 +114,7 @@ def _pairs(
     try:
         forced = attention(folder, checkpoint, [each.source for each in sentences], [each.hypothesis for each in sentences])
         reason = "This model has no attention: it reads the whole source as one vector."
-    except AlignmentError as error:
+    except (AlignmentError, CheckpointError, ConfigError, OSError) as error:  # a run can be compared without its checkpoint
         log(f"no attention weights in the report: {error}")
         forced, reason = (), f"No weights: {error}"
     found = {pair.number: pair for pair in forced or () if pair.steps.size}

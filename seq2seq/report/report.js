@@ -139,9 +139,9 @@
     if (list) {
       const order = list.map((_, at) => at).sort((a, b) => list[b] - list[a]);
       const shown = order.slice(0, 5).filter((at) => list[at] > 0);
-      parts.push(side === "source" ? " is looked at by " : " looks at ");
+      parts.push(side === "source" ? " is looked at by: " : " looks at: ");
       shown.forEach((at, rank) => {
-        parts.push(rank ? ", " : "", element("bdi", words(other(side))[at]), ` ${percent(list[at])}`);
+        parts.push(rank ? " · " : "", element("bdi", words(other(side))[at]), ` ${percent(list[at])}`);
       });
       if (!shown.length) parts.push("nothing");
     }
@@ -165,14 +165,11 @@
 
   function drawHeat() {
     heat.replaceChildren();
-    byId("heat-scroll").hidden = !weights || !weights.length;
+    byId("heat-part").hidden = !weights || !weights.length;
     if (!weights || !weights.length) return;
     const columns = sentence().source.slice(0, MOST_WORDS);
     heat.dir = getComputedStyle(rows.source).direction; // columns run as the source reads
     heat.classList.toggle("dense", columns.length >= DENSE_FROM);
-    heat.append(element("caption", ""));
-    const meaning = "Weights in per cent: a row for each word of the translation, a column for each source word";
-    heat.caption.append(element("span", meaning));
     heat.createTHead().insertRow().append(element("td", ""), ...columns.map((word) => heading(word, "col", "source")));
     const body = heat.createTBody();
     pair().target.slice(0, MOST_WORDS).forEach((word, row) => {

@@ -89,7 +89,7 @@ def test_patience_ends_a_row_with_enough_finished_hypotheses(alpha):
             expected = (finished + live)[:2]
             assert [ids_of(found, row, rank) for rank in range(2)] == [ids for _, ids in expected]
             changed += expected != (reference_beam(table, 3, "power", alpha)[0])[:2]
-    assert (changed > 0) == (alpha > 0)  # where longer outputs gain, waiting can pay
+    assert changed  # to wait can pay
 
 
 def designed(b_again):

@@ -27,7 +27,7 @@ from tables import (
 )
 
 from seq2seq.decoding import Ensemble, beam_search, greedy_search, sample, score_targets
-from seq2seq.decoding.beam import _go_on
+from seq2seq.decoding.beam import _continue_search
 from seq2seq.decoding.constraints import Rules, constrain
 from seq2seq.decoding.coverage import LEAST
 from seq2seq.decoding.sampling import draw
@@ -388,11 +388,11 @@ def test_a_beam_copies_neither_memory_nor_cache():
 
 def test_caches_grow_only_when_a_hypothesis_needs_it():
     model, source = small_model("transformer", seed=4), np.asarray(random_batch(rows=4)[0])
-    compiled = _go_on._cache_size()
+    compiled = _continue_search._cache_size()
     short = beam_search(model, source, np.full(4, 5), beam_size=2, max_length=10)
-    assert _go_on._cache_size() == compiled
+    assert _continue_search._cache_size() == compiled
     long = beam_search(model, source, np.full(4, 10), min_lengths=np.full(4, 10), beam_size=2, max_length=10)
-    assert _go_on._cache_size() == compiled + 1
+    assert _continue_search._cache_size() == compiled + 1
     assert short.ids.shape == long.ids.shape == (4, 1, 10)
     scored = score_targets(model, source, *as_targets(long))
     np.testing.assert_allclose(scored.sum(axis=1), long.log_probs[:, 0], rtol=1e-4)
