@@ -65,7 +65,7 @@ def test_training_says_what_it_does(runs):
 
 def test_comparison_writes_table_and_figures(runs):
     folder, _, compared = runs
-    for name in ("compare.md", "compare.json", "token_accuracy_by_length.png", "training_curves.png"):
+    for name in ("compare.md", "compare.json", "token_accuracy_by_length.png", "training_curves.png", "report.html"):
         assert (folder / "compare" / name).stat().st_size > 100
         assert name in compared.stdout
     assert "Transformer" in compared.stdout
@@ -130,7 +130,7 @@ def test_mistakes_end_as_one_line(runs, tmp_path):
         assert expected in result.stderr
 
 
-@pytest.mark.parametrize("script", ["train", "evaluate", "compare", "translate", "score", "prepare_data"])
+@pytest.mark.parametrize("script", ["train", "evaluate", "compare", "translate", "score", "align", "visualize", "prepare_data"])
 def test_every_script_explains_itself(script):
     result = run_script(f"scripts/{script}.py", "--help")
     assert f"python scripts/{script}.py" in result.stdout

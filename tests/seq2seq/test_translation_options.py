@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from flax import nnx
 from random_run import RNN, run_of, save_run, train_small_tokenizer
+from tables import LIMIT, A, TableModel, random_tables
 
-from seq2seq.config import ConfigError, TransformerConfig
+from seq2seq.config import BatchConfig, ConfigError, DecodingConfig, TransformerConfig
 from seq2seq.tokenizer import EOS, UNK, Tokenizers, train_tokenizer
-from seq2seq.translation import TranslationError, Translator, load
+from seq2seq.translation import TranslationError, Translator, decode_corpus, load
 from seq2seq.translation.options import DecodingOptions
 from seq2seq.translation.unknown import replace_unknown, words_of_pieces
 
@@ -53,12 +54,18 @@ def pieces_of(results):
     return [[hypothesis.pieces for hypothesis in found] for found in results]
 
 
-def test_patience_lets_a_search_find_better_hypotheses(translator):
+def test_patience_lets_a_search_find_better_hypotheses():
     """Where longer outputs gain, to wait until none can win pays."""
-    options = {"length_penalty": "power", "alpha": 3.0}
-    first, best = translator.translate(SENTENCES, **options), translator.translate(SENTENCES, patience=0.0, **options)
-    assert all(a[0].score <= b[0].score + 1e-6 for a, b in zip(first, best, strict=True))
-    assert any(a[0].score < b[0].score - 1e-3 for a, b in zip(first, best, strict=True))
+    model, sources = TableModel(random_tables(7, count=40)), [[A + i, EOS] for i in range(40)]
+    options = {"beam_size": 3, "length_penalty": "power", "alpha": 2.5, "max_length_factor": 0.0, "max_length_offset": LIMIT}
+
+    def scores(patience: float) -> list[float]:
+        found = decode_corpus(model, sources, DecodingConfig(patience=patience, **options), BatchConfig(lengths=(4,)))
+        return [hypotheses[0].score for hypotheses in found]
+
+    pairs = list(zip(scores(0.3), scores(0.0), strict=True))
+    assert all(first <= best + 1e-6 for first, best in pairs)
+    assert any(first < best - 1e-3 for first, best in pairs)
 
 
 @pytest.mark.parametrize(
