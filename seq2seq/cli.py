@@ -1,11 +1,13 @@
-"""What the scripts share: config overrides on the command line, and errors as one line."""
+"""What the scripts share: config overrides on the command line, errors as one line, compiled programs that are kept."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import io
 import os
+import platform
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -58,8 +60,13 @@ def _explain(overrides: list[str], path: Path) -> None:
 
 
 @contextlib.contextmanager
-def report_errors() -> Iterator[None]:
-    """Mistakes of the user end as one line on stderr and exit code 2; a closed pipe on stdout ends quietly."""
+def report_errors(*, keep_programs: bool = True) -> Iterator[None]:
+    """Mistakes of the user end as one line on stderr and exit code 2; a closed pipe on stdout ends quietly.
+
+    With `keep_programs`, what XLA compiles is kept for the next call (`keep_compiled_programs`).
+    """
+    if keep_programs:
+        keep_compiled_programs()
     try:
         yield
     except BrokenPipeError:
@@ -68,3 +75,32 @@ def report_errors() -> Iterator[None]:
     except (ValueError, OSError) as error:
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def keep_compiled_programs() -> None:
+    """Keep compiled programs in ~/.cache/attn-seq2seq, apart for each kind of processor, unless JAX_COMPILATION_CACHE_DIR names
+    another folder, or is empty for none.
+
+    A program is found again by what it computes, the options it was compiled with and the version of XLA.  Where there is no
+    home that can be written to, nothing is kept.
+    """
+    try:
+        folder = Path.home() / ".cache" / "attn-seq2seq" / f"{platform.machine()}-{_processor()}"
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        return
+    # The environment for a jax that is yet to be imported: `train.py --help` need not wait for it.
+    for name, value in (("JAX_COMPILATION_CACHE_DIR", str(folder)), ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")):
+        given = os.environ.setdefault(name, value)
+        if "jax" in sys.modules:
+            sys.modules["jax"].config.update(name.lower(), float(given) if name.endswith("SECS") else given or None)
+
+
+def _processor() -> str:
+    """A short name of the instructions that this processor has: code for others may not run on it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n")
+        features = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    except OSError:
+        features = platform.processor()
+    return hashlib.sha256(" ".join(sorted(features.split())).encode()).hexdigest()[:12]
