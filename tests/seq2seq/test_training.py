@@ -24,6 +24,8 @@ from seq2seq.training import Trainer, train
 
 ROOT = Path(__file__).parents[2]
 
+pytestmark = pytest.mark.usefixtures("programs_are_kept")
+
 
 def latest_state(run_dir):
     """(meta, every array) of the newest checkpoint, read without any template."""

@@ -21,7 +21,7 @@ from seq2seq.optimizer import build_optimizer
 from seq2seq.train_step import data_mesh, init_state, make_train_step
 from seq2seq.training import train
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("programs_are_kept", "quick_compilation")
 
 
 SOURCE, TARGET_IN, _ = random_batch()
