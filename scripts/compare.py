@@ -45,7 +45,7 @@ def main(
     title = f"{first.corpus.title}, {first.split}: {first.n} sentences, 95 % intervals"
     print_table(result_console(), title, *transposed(*comparison_table(comparison.evaluations)))
     if comparison.tests:
-        print_table(result_console(), "paired bootstrap", *transposed(*significance_table(comparison.tests)))
+        print_table(result_console(), "paired bootstrap", *significance_table(comparison.tests, first.scores.length_unit))
     for note in comparison.notes:
         print(f"note: {note}")
     for label, evaluation in comparison.evaluations.items():

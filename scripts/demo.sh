@@ -2,7 +2,7 @@
 # From a fresh machine to BLEU against sentence length, for three kinds of model: an RNN without attention, an RNN with
 # Bahdanau attention, a Transformer.  Needs Python >= 3.11 with pip, and pip's network for packages and corpus.
 #     bash scripts/demo.sh            about 22 minutes on two cores, setting up included
-#     bash scripts/demo.sh --quick    the same path in six minutes, with shorter training
+#     bash scripts/demo.sh --quick    the same path in under eight minutes, with shorter training
 # Run again, it goes on where it stopped and repeats nothing that is done.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -66,4 +66,4 @@ compare "$root/bible/compare" $(printf "$root/bible/%s " $models)
 echo "In the beginning was the Word." | "$VENV/bin/python" scripts/translate.py "$root/bible/transformer" --attention "$root/attention"
 
 say "done; look at"
-printf '%s\n' "$root"/reverse/compare/*.png "$root"/bible/compare/*.png "$root"/attention/*.png "$root/bible/compare/compare.md"
+printf '%s\n' "$root"/*/compare/report.html "$root"/reverse/compare/*.png "$root"/bible/compare/*.png "$root"/attention/*.png

@@ -220,7 +220,7 @@ def _markdown(evaluations: Mapping[str, Evaluation], tests: Sequence[PairedTest]
         f"{first.n} sentences; columns are runs; brackets hold 95 % intervals (percentile bootstrap, "
         f"{scores.bootstrap_samples} resamples). A dash: BLEU is not shown under {scores.min_bleu_sentences} sentences.",
         "",
-        *_markdown_tests(tests, METRICS[scores.headline], scores.bootstrap_samples),
+        *_markdown_tests(tests, first),
         *(f"- {METRICS[metric]}: `{signature}`" for metric, signature in scores.signatures.items()),
         f"- decoding: {_decoding(first)}",
         *(f"- {note}" for note in _notes(evaluations)),
@@ -228,13 +228,14 @@ def _markdown(evaluations: Mapping[str, Evaluation], tests: Sequence[PairedTest]
     return "\n".join(lines) + "\n"
 
 
-def _markdown_tests(tests: Sequence[PairedTest], metric: str, samples: int) -> list[str]:
+def _markdown_tests(tests: Sequence[PairedTest], first: Evaluation) -> list[str]:
     if not tests:
         return []
+    scores = first.scores
     return [
-        markdown_table(*significance_table(tests)),
+        markdown_table(*significance_table(tests, scores.length_unit)),
         "",
-        f"Differences of {metric} on the same sentences, with 95 % intervals and p-values of a paired bootstrap ({samples} "
-        "resamples). The p-values are not corrected for their number.",
+        f"Differences of {METRICS[scores.headline]} on the same sentences; 95 % intervals and p-values of a paired bootstrap "
+        f"({scores.bootstrap_samples} resamples). The p-values are not corrected for their number.",
         "",
     ]

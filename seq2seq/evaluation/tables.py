@@ -97,24 +97,20 @@ def comparison_table(evaluations: Mapping[str, Evaluation]) -> tuple[list[str], 
     return header, rows
 
 
-def significance_table(tests: Sequence[PairedTest]) -> tuple[list[str], list[list[str]]]:
-    """(header, rows): one row for each two runs; columns are all sentences and each bucket."""
-    slices = {test.slice: test.n for test in tests}
-    found = {(test.first, test.second, test.slice): test for test in tests}
-    header = ["difference", *(f"{name} (n={n})" for name, n in slices.items())]
-    pairs = dict.fromkeys((test.first, test.second) for test in tests)
-    rows = [[f"{a} - {b}", *(with_p_value(found[a, b, name]) for name in slices)] for a, b in pairs]
-    return header, rows
+def significance_table(tests: Sequence[PairedTest], length_unit: str = "words") -> tuple[list[str], list[list[str]]]:
+    """(header, rows): a row for each two runs and each set of sentences.
 
-
-def with_p_value(test: PairedTest) -> str:
-    """The difference with its sign and interval, and the p-value.
-
-    >>> with_p_value(PairedTest("a", "b", "all", 50, Estimate(1.24, 0.4, 2.0), 0.0123))
-    '+1.2 [0.4, 2.0], p = 0.012'
+    >>> test = PairedTest("a", "b", "all", 50, Estimate(1.24, 0.4, 2.0), 0.0123)
+    >>> significance_table([test])[1]
+    [['a - b', 'all', '50', '+1.2 [0.4, 2.0]', '0.012']]
     """
-    text = f"{'+' if test.difference.value >= 0 else ''}{with_interval(test.difference)}"
-    return text if test.p_value is None else f"{text}, p = {test.p_value:.3f}"
+    header = ["runs", f"source {length_unit}", "n", "difference", "p"]
+    rows = []
+    for test in tests:
+        sign = "+" if test.difference.value >= 0 else ""
+        difference = f"{sign}{with_interval(test.difference)}"
+        rows.append([f"{test.first} - {test.second}", test.slice, str(test.n), difference, number(test.p_value, 3)])
+    return header, rows
 
 
 def transposed(header: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
