@@ -94,9 +94,8 @@ def plot_alignment_sheet(
         _label_words(axes, columns if place < across else None, rows if place % across == 0 else None, columns, rows, cell)
         axes.set_xlabel(name, fontsize=10)
         axes.xaxis.set_label_position("bottom")
-    figure.suptitle(
-        shaped("; ".join([title, *notes])), x=0.0, y=0.0, ha="left", va="top", fontsize=11, **text_style([title, *columns, *rows])
-    )
+    style = text_style([title, *columns, *rows])
+    figure.axes[0].set_title(shaped("; ".join([title, *notes])), fontsize=11, loc="left", pad=10, **style)
     _colour_bar(figure, figure.axes[across - 1], image)
     save_figure(figure, path)
 
