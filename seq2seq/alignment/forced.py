@@ -9,15 +9,14 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from seq2seq.alignment.links import AlignmentError
-from seq2seq.alignment.weights import piece_words, rows_of, word_weights
+from seq2seq.alignment.weights import rows_of
 from seq2seq.batches import EncodedPair, eval_batches
 from seq2seq.checkpoints import Run
 from seq2seq.decoding import attention_weights
 from seq2seq.tokenizer import EOS, Tokenizer
 from seq2seq.translation.decode import ProgressCall, position_limit
 from seq2seq.translation.translator import has_attention
-
-END = "</s>"
+from seq2seq.words import END, word_weights, words_of_pieces
 
 
 class ForcedPair(NamedTuple):
@@ -119,7 +118,7 @@ def _forced(run: Run, pair: _CutPair, weights: Float[np.ndarray, "L N T S"]) -> 
         pair.target,
         run.tokenizers.source.pieces(source_ids),
         run.tokenizers.target.pieces(target_ids),
-        piece_words([*pair.source_counts, 1]),
-        piece_words([*pair.target_counts, 1]),
+        words_of_pieces([*pair.source_counts, 1]),
+        words_of_pieces([*pair.target_counts, 1]),
         weights[..., : len(target_ids), : len(source_ids)],
     )

@@ -14,12 +14,12 @@ import numpy as np
 from jaxtyping import Float
 
 from seq2seq.alignment import AlignmentError, ForcedPair, forced_attention
-from seq2seq.alignment.forced import END
 from seq2seq.alignment.weights import READINGS
 from seq2seq.checkpoints import CheckpointError, load_run
 from seq2seq.config import ConfigError
 from seq2seq.evaluation import Evaluation, Sentence
 from seq2seq.translation.translator import has_attention
+from seq2seq.words import END
 
 AttentionCall = Callable[[Path, str, Sequence[str], Sequence[str]], Iterable[ForcedPair] | None]
 """Called as attention(folder, checkpoint, sources, hypotheses); None for a model without attention."""

@@ -19,6 +19,7 @@ from seq2seq.corpora.cleaning import read_bytes, split_lines
 from seq2seq.plots import plot_alignment
 from seq2seq.translation.scoring import ScoredPair
 from seq2seq.translation.translator import Hypothesis
+from seq2seq.words import join_pieces, word_weights
 
 
 def format_results(results: Sequence[Sequence[Hypothesis]], n_best: int = 1) -> str:
@@ -102,27 +103,11 @@ def unfinished_note(results: Sequence[Sequence[Hypothesis]]) -> str:
     return f"{len(cut)} of {len(results)} outputs reached their limit of length before </s>: line {shown}" if cut else ""
 
 
-def group_words(pieces: Sequence[str]) -> list[list[int]]:
-    """Places of the pieces of each word: a word begins at "▁", and `</s>` stands alone.
-
-    >>> group_words(["▁Je", "▁t", "'", "aime", "</s>"])
-    [[0], [1, 2, 3], [4]]
-    """
-    groups: list[list[int]] = []
-    for place, piece in enumerate(pieces):
-        if not groups or piece.startswith("▁") or piece == "</s>" or pieces[place - 1] == "</s>":
-            groups.append([])
-        groups[-1].append(place)
-    return groups
-
-
 def attention_of_words(best: Hypothesis) -> tuple[list[str], list[str], np.ndarray]:
-    """(source words, produced words, weights [rows columns]): a word receives the sum of what its pieces receive, and a
-    produced word attends as its pieces do on average, so that rows still sum to 1."""
-    columns, rows = group_words(best.source_pieces), group_words(best.pieces)
-    summed = np.stack([best.weights[:, group].sum(axis=1) for group in columns], axis=1)
-    weights = np.stack([summed[group].mean(axis=0) for group in rows])
-    return _words(best.source_pieces, columns), _words(best.pieces, rows), weights
+    """(source words, produced words, weights [rows columns]) of the best hypothesis, by `word_weights`."""
+    columns, source_words = join_pieces(best.source_pieces)
+    rows, produced_words = join_pieces(best.pieces)
+    return columns, rows, word_weights(best.weights, produced_words, source_words, len(rows))
 
 
 def write_alignments(folder: str | Path, results: Sequence[Sequence[Hypothesis]], units: str = "words") -> int:
@@ -145,10 +130,6 @@ def write_alignments(folder: str | Path, results: Sequence[Sequence[Hypothesis]]
         path.with_suffix(".json").write_text(json.dumps(numbers, ensure_ascii=False) + "\n", encoding="utf-8")
         written += 1
     return written
-
-
-def _words(pieces: Sequence[str], groups: Sequence[Sequence[int]]) -> list[str]:
-    return ["".join(pieces[place] for place in group).replace("▁", "") or "▁" for group in groups]
 
 
 class TranslationProgress:

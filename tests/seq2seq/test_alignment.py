@@ -28,7 +28,7 @@ from seq2seq.alignment import (
 )
 from seq2seq.alignment.run import attentions
 from seq2seq.alignment.view import draw_attention
-from seq2seq.alignment.weights import links_of, rows_of, word_weights
+from seq2seq.alignment.weights import links_of, rows_of
 from seq2seq.config import RNNConfig, TransformerConfig
 from seq2seq.decoding import attention_weights, greedy_search
 from seq2seq.tokenizer import BOS, EOS
@@ -144,15 +144,6 @@ def test_the_two_readings_are_one_step_apart():
     np.testing.assert_array_equal(rows_of(weights, "shifted"), weights[1:])
     with pytest.raises(ValueError, match="one of naive, shifted, got 'late'"):
         rows_of(weights, "late")
-
-
-def test_words_sum_over_source_pieces_and_average_target_pieces():
-    rows = np.random.default_rng(0).dirichlet(np.ones(5), size=(2, 3, 4))
-    words = word_weights(rows, np.array([0, 0, 2, 2]), np.array([0, 1, 1, 1, 2]), 3)
-    assert words.shape == (2, 3, 3, 3)
-    np.testing.assert_allclose(words[..., 0, 0], rows[..., :2, 0].mean(-1))
-    np.testing.assert_allclose(words[..., 2, 1], rows[..., 2:, 1:4].sum(-1).mean(-1))
-    np.testing.assert_allclose(words.sum(-1), np.broadcast_to([1.0, 0.0, 1.0], (2, 3, 3)))
 
 
 def test_every_target_word_has_one_link_and_the_end_has_none():
