@@ -38,7 +38,7 @@ def words_of_pieces(counts: Sequence[int]) -> Int[np.ndarray, "P"]:
 def word_weights(
     rows: Float[np.ndarray, "*L T S"], target_words: Int[np.ndarray, "T"], source_words: Int[np.ndarray, "S"], num_target: int
 ) -> Float[np.ndarray, "*L J I"]:
-    """Weights between words: sums over the pieces of a source word, means over those of a target word, which keep the sums of rows.
+    """Weights between words: sums over the pieces of a source word, means over those of a target word.
 
     >>> rows = np.array([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]])
     >>> word_weights(rows, np.array([0, 0]), np.array([0, 0, 1]), 1).round(2)
