@@ -22,6 +22,7 @@ import orbax.checkpoint as ocp
 from flax import nnx
 
 from seq2seq.config import Config, ConfigError, load_config
+from seq2seq.corpora import text_form
 from seq2seq.model import EncoderDecoder, build_model
 from seq2seq.tokenizer import Tokenizers, load_tokenizers
 
@@ -136,7 +137,7 @@ def load_run(run_dir: str | Path, checkpoint: str = "best") -> Run:
     if not (run_dir / "config.toml").is_file():
         raise ConfigError("run", "a run folder with config.toml (made by scripts/train.py)", "none", run_dir)
     config = load_config(run_dir / "config.toml")
-    tokenizers = load_tokenizers(run_dir)
+    tokenizers = load_tokenizers(run_dir, text_form(config.corpus))
     kind = "latest" if checkpoint == "average" else checkpoint
     if kind == "best" and not _has_checkpoint(run_dir, "best") and _has_checkpoint(run_dir, "latest"):
         warn(f"{run_dir} has no best checkpoint yet; using the latest")

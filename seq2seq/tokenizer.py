@@ -1,7 +1,7 @@
 """Text to ids and back: SentencePiece models (Kudo and Richardson 2018) with ids PAD=0 UNK=1 BOS=2 EOS=3.
 
 One joint model for both languages, or one for each.  Everything that changes text travels inside the model file, apart
-from ``normalize_text``, which ``encode`` applies to every input as training did.
+from the form of the corpus (``text_form``), which ``encode`` gives to every input as the corpus has it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 import sentencepiece
 
 from seq2seq.config import ConfigError, TokenizerConfig
-from seq2seq.corpora import Pair, normalize_text
+from seq2seq.corpora import Pair, TextForm, normalize_text
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 SPECIAL_IDS = {"PAD": PAD, "UNK": UNK, "BOS": BOS, "EOS": EOS}
@@ -34,9 +34,10 @@ class Tokenizer:
     Attributes:
         vocab_size: number of pieces, the four special ids included.
         sha256: of the model file; a checkpoint made with another tokenizer is of no use.
+        form: of the text it was trained on.
     """
 
-    def __init__(self, model: bytes, name: str = "tokenizer"):
+    def __init__(self, model: bytes, name: str = "tokenizer", form: TextForm = normalize_text):
         """Raises TokenizerError, naming `name`, if `model` is no SentencePiece model or has other special ids."""
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -47,14 +48,15 @@ class Tokenizer:
         if ids != SPECIAL_IDS:
             raise TokenizerError(f"{name}: expected the special ids {SPECIAL_IDS}, got {ids}")
         self._model = model
+        self.form = form
         self.vocab_size: int = processor.vocab_size()
         self.sha256 = hashlib.sha256(model).hexdigest()
 
     @classmethod
-    def load(cls, path: str | Path) -> Tokenizer:
+    def load(cls, path: str | Path, form: TextForm = normalize_text) -> Tokenizer:
         """Read a model file."""
         try:
-            return cls(Path(path).read_bytes(), str(path))
+            return cls(Path(path).read_bytes(), str(path), form)
         except OSError as error:
             raise TokenizerError(f"{path}: expected a tokenizer file, got: {error.strerror}") from None
 
@@ -66,7 +68,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, without BOS and EOS; characters that training never saw become UNK."""
-        return self._processor.encode(normalize_text(text))
+        return self._processor.encode(self.form(text))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Plain text of `ids` up to the first EOS; PAD and BOS are skipped, UNK reads " ⁇ " as SentencePiece writes it.
@@ -140,19 +142,19 @@ def train_tokenizers(pairs: Sequence[Pair], config: TokenizerConfig, run_dir: st
     return tokenizers
 
 
-def load_tokenizers(run_dir: str | Path) -> Tokenizers:
-    """Read what ``train_tokenizers`` wrote.
+def load_tokenizers(run_dir: str | Path, form: TextForm = normalize_text) -> Tokenizers:
+    """Read what ``train_tokenizers`` wrote, for text that is to be given this form.
 
     Raises:
         TokenizerError: no tokenizer files, or a broken one.
     """
     run_dir = Path(run_dir)
     if (run_dir / JOINT_FILE).exists():
-        tokenizer = Tokenizer.load(run_dir / JOINT_FILE)
+        tokenizer = Tokenizer.load(run_dir / JOINT_FILE, form)
         return Tokenizers(tokenizer, tokenizer)
     if not (run_dir / SOURCE_FILE).exists() and not (run_dir / TARGET_FILE).exists():
         raise TokenizerError(f"{run_dir}: expected {JOINT_FILE}, or {SOURCE_FILE} and {TARGET_FILE}, got none of them")
-    return Tokenizers(Tokenizer.load(run_dir / SOURCE_FILE), Tokenizer.load(run_dir / TARGET_FILE))
+    return Tokenizers(Tokenizer.load(run_dir / SOURCE_FILE, form), Tokenizer.load(run_dir / TARGET_FILE, form))
 
 
 def train_tokenizer(texts: Iterable[str], config: TokenizerConfig, name: str = "this text") -> Tokenizer:

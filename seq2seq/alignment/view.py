@@ -43,6 +43,7 @@ def draw_attention(run: Run, source: str, target: str | None, out: str | Path, *
     """
     if target is None:
         target = Translator(run).translate([source], n_best=1)[0][0].text
+    source, target = run.tokenizers.source.form(source), run.tokenizers.target.form(target)
     (pair,) = forced_attention(run, [source], [target])
     if not pair.steps.size:
         raise AlignmentError(f"sentence: expected words on both sides, got {source!r} and {target!r}")

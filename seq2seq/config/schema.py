@@ -33,6 +33,10 @@ class CorpusConfig:
     """Folder of local copies; empty means the recipe fetches its own."""
     output_dir: str = "data"
     """Folder that receives <name>/<pair>/{train,dev,test}.* and downloads."""
+    lowercase: bool = False
+    """All text, and what is translated later, in lower case; BLEU is then of lower case too."""
+    split_punctuation: bool = False
+    """Punctuation and elided words (l', qu') stand alone, as in hand-aligned text: "je t' aime ."; BLEU is then of such text."""
     train: tuple[str, ...] = ()
     """Files of the training text: two for `parallel` (source, target), one for `tsv`."""
     dev: tuple[str, ...] = ()

@@ -16,15 +16,18 @@ from seq2seq.corpora.cleaning import CorpusError, normalize_text, read_lines
 from seq2seq.corpora.overlap import count_shared_ngrams
 from seq2seq.corpora.pairs import Pair, ParallelCorpus
 from seq2seq.corpora.prepare import corpus_dir, load_corpus, prepare_corpus
+from seq2seq.corpora.text_form import TextForm, text_form
 
 __all__ = [
     "CorpusError",
     "Pair",
     "ParallelCorpus",
+    "TextForm",
     "corpus_dir",
     "count_shared_ngrams",
     "load_corpus",
     "normalize_text",
     "prepare_corpus",
     "read_lines",
+    "text_form",
 ]

@@ -29,6 +29,7 @@ from seq2seq.corpora.cleaning import CorpusError
 from seq2seq.corpora.fetch import check_sha256
 from seq2seq.corpora.overlap import NGRAM, HeldOutText
 from seq2seq.corpora.pairs import Built, Pair
+from seq2seq.corpora.text_form import text_form
 from seq2seq.corpora.verses import PSALMS, TRANSLATIONS, Reference, Translation
 
 VERSION = 1
@@ -83,6 +84,8 @@ def build(config: CorpusConfig, log: Callable[[str], object]) -> Built:
     if unmatched := len(firsts.keys() ^ seconds.keys()):
         dropped["in one translation only"] = unmatched
     pairs = filter_pairs([(r, firsts[r], seconds[r]) for r in sorted(firsts.keys() & seconds.keys())], dropped)
+    form = text_form(config)
+    pairs = [Pair(form(pair.source), form(pair.target), pair.id) for pair in pairs]
     if tags != list(languages(config)):
         pairs = [Pair(pair.target, pair.source, pair.id) for pair in pairs]
     train, dev, test = split_by_books(pairs, dropped)

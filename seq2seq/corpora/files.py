@@ -16,6 +16,7 @@ from seq2seq.corpora.cleaning import CorpusError, normalize_text, read_lines
 from seq2seq.corpora.fetch import sha256_of
 from seq2seq.corpora.overlap import HeldOutText, group_repeats, hold_out, sentence_key
 from seq2seq.corpora.pairs import Built, Pair, drop_blank
+from seq2seq.corpora.text_form import TextForm, text_form
 
 VERSION = 1
 SPLITS = ("train", "dev", "test")
@@ -93,25 +94,26 @@ def _read(config: CorpusConfig, split: str) -> list[Pair]:
     paths = _paths(config, split)
     if not paths:
         return []
-    return read_parallel(*paths, prefix=split) if config.name == "parallel" else read_tsv(*paths, prefix=split)
+    read = read_parallel if config.name == "parallel" else read_tsv
+    return read(*paths, prefix=split, form=text_form(config))
 
 
-def read_parallel(source: Path, target: Path, prefix: str) -> list[Pair]:
+def read_parallel(source: Path, target: Path, prefix: str, form: TextForm = normalize_text) -> list[Pair]:
     """Pairs of the lines of two files.  Raises CorpusError, naming files and counts, if their numbers of lines differ."""
     sources, targets = read_lines(source), read_lines(target)
     if len(sources) != len(targets):
         got = f"{len(sources)} in {source} and {len(targets)} in {target}"
         raise CorpusError(f"{source}: expected as many lines as {target} has, got {got}")
     lines = enumerate(zip(sources, targets, strict=True), 1)
-    return [Pair(normalize_text(a), normalize_text(b), f"{prefix}.{i}") for i, (a, b) in lines]
+    return [Pair(form(a), form(b), f"{prefix}.{i}") for i, (a, b) in lines]
 
 
-def read_tsv(path: Path, prefix: str) -> list[Pair]:
+def read_tsv(path: Path, prefix: str, form: TextForm = normalize_text) -> list[Pair]:
     """Pairs "source TAB target"; further columns are not read.  Raises CorpusError for a line without a tab."""
     pairs = []
     for i, line in enumerate(read_lines(path), 1):
         columns = line.split("\t")
         if len(columns) < 2:
             raise CorpusError(f"{path}:{i}: expected source TAB target, got {len(columns)} column")
-        pairs.append(Pair(normalize_text(columns[0]), normalize_text(columns[1]), f"{prefix}.{i}"))
+        pairs.append(Pair(form(columns[0]), form(columns[1]), f"{prefix}.{i}"))
     return pairs

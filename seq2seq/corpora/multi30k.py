@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from seq2seq.config import ConfigError, CorpusConfig
-from seq2seq.corpora.cleaning import CorpusError, normalize_text, read_lines
+from seq2seq.corpora.cleaning import CorpusError, read_lines
 from seq2seq.corpora.fetch import check_sha256, fetch
 from seq2seq.corpora.overlap import HeldOutText
 from seq2seq.corpora.pairs import Built, Pair, drop_blank
+from seq2seq.corpora.text_form import text_form
 
 VERSION = 1
 SOURCE = "https://github.com/multi30k/dataset"
@@ -57,13 +58,10 @@ def build(config: CorpusConfig, log: Callable[[str], object]) -> Built:
         CorpusError: a file is missing and cannot be fetched, or has another checksum.
     """
     dropped: Counter[str] = Counter()
-    read, splits = 0, {}
+    read, splits, form = 0, {}, text_form(config)
     for split, part in PARTS.items():
         source, target = (read_lines(_locate(f"{part}.{language}", config, log)) for language in languages(config))
-        pairs = [
-            Pair(normalize_text(a), normalize_text(b), f"{part}.{i}")
-            for i, (a, b) in enumerate(zip(source, target, strict=True), 1)
-        ]
+        pairs = [Pair(form(a), form(b), f"{part}.{i}") for i, (a, b) in enumerate(zip(source, target, strict=True), 1)]
         read += len(pairs)
         splits[split] = drop_blank(pairs, dropped)
     held_out = HeldOutText(splits["dev"] + splits["test"])

@@ -21,6 +21,7 @@ from seq2seq.corpora import bible, files, multi30k, reverse, tatoeba
 from seq2seq.corpora.cleaning import CorpusError, read_lines
 from seq2seq.corpora.fetch import sha256_of
 from seq2seq.corpora.pairs import Built, Pair, ParallelCorpus, length_histogram
+from seq2seq.corpora.text_form import form_fingerprint
 
 RECIPES: dict[str, ModuleType] = {
     "bible": bible,
@@ -85,7 +86,7 @@ def _bins(report: dict[str, Any]) -> dict[str, int]:
 
 def _prepare(config: CorpusConfig, log: Log) -> tuple[Path, dict[str, Any]]:
     recipe, folder = RECIPES[config.name], corpus_dir(config)
-    fingerprint = json.loads(json.dumps(recipe.fingerprint(config)))
+    fingerprint = json.loads(json.dumps(recipe.fingerprint(config) | form_fingerprint(config)))
     if report := _reusable(folder, fingerprint):
         log(f"using {folder}, prepared before with the same recipe")
         return folder, report

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from seq2seq.config import ConfigError, CorpusConfig
-from seq2seq.corpora.cleaning import CorpusError, normalize_text, read_bytes, split_lines
+from seq2seq.corpora.cleaning import CorpusError, read_bytes, split_lines
 from seq2seq.corpora.fetch import fetch, sha256_of
 from seq2seq.corpora.files import drop_repeats, hold_out_pairs
 from seq2seq.corpora.overlap import group_repeats
 from seq2seq.corpora.pairs import Built, Pair, drop_blank
+from seq2seq.corpora.text_form import text_form
 
 VERSION = 1
 SOURCE = "https://www.manythings.org/anki and https://tatoeba.org"
@@ -70,12 +71,13 @@ def _rows(config: CorpusConfig, log: Callable[[str], object]) -> Iterator[tuple[
 
     Further columns (a group of pairs, or an attribution) are not read: the groups found in the text hold those of the file.
     """
+    form = text_form(config)
     path, data = (str(_local(config)), read_bytes(_local(config))) if config.data_dir else _fetched(config, log)
     for i, line in enumerate(split_lines(data, path), 1):
         columns = line.split("\t")
         if len(columns) < 2:
             raise CorpusError(f"{path}:{i}: expected English TAB translation, got {len(columns)} column")
-        yield normalize_text(columns[0]), normalize_text(columns[1])
+        yield form(columns[0]), form(columns[1])
 
 
 def _fetched(config: CorpusConfig, log: Callable[[str], object]) -> tuple[str, bytes]:

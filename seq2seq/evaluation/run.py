@@ -7,7 +7,7 @@ import hashlib
 import importlib.metadata
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ def evaluate_run(
         seconds=seconds,
         sentences_per_second=len(pairs) / seconds,
         versions=_versions(),
-        warnings=scores.warnings,
+        warnings=(*scores.warnings, *_form_warnings(config)),
         samples=_samples(pairs, hypotheses, config),
     )
     columns = ([p.id for p in pairs], [p.source for p in pairs], [p.target for p in pairs], hypotheses, lengths, finished)
@@ -205,3 +205,8 @@ def _samples(pairs: Sequence[Pair], hypotheses: Sequence[str], config: Config) -
 def _versions() -> dict[str, str]:
     names = ("jax", "flax", "numpy", "sentencepiece", "sacrebleu")
     return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}
+
+
+def _form_warnings(config: Config) -> Iterator[str]:
+    if config.corpus.lowercase:
+        yield "corpus.lowercase: BLEU of text in lower case cannot be compared with that of text as it is written"

@@ -12,13 +12,12 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from seq2seq.corpora import normalize_text
 from seq2seq.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 
 
 def words_of_pieces(sentence: str, tokenizer: Tokenizer) -> list[str]:
     """The source word that each piece of `sentence` belongs to, in the order of its pieces."""
-    words = normalize_text(sentence).split()
+    words = tokenizer.form(sentence).split()
     counts = [len(tokenizer.encode(word)) for word in words]
     ids = tokenizer.encode(sentence)
     if sum(counts) != len(ids):  # words that are not encoded one by one

@@ -110,6 +110,15 @@ def test_every_rule_of_cleaning_and_of_the_split(folder, tmp_path):
     assert not re.search(r"[\d\[\]`]", "".join(p.source + p.target for _, pairs in corpus.splits() for p in pairs))
 
 
+def test_lower_case_and_punctuation_apart(folder, tmp_path):
+    corpus = load_corpus(config(folder, tmp_path, lowercase=True, split_punctuation=True), log=lambda line: None)
+    assert {pair.id: pair[:2] for pair in corpus.train}["Gen.1.1"] == (
+        "a man's field lay by the great river .",
+        "le champ d' un homme était près du grand fleuve .",
+    )
+    assert corpus.report["dropped"] == EXPECTED_DROPPED
+
+
 def test_train_shares_no_8_gram_with_dev_or_test_and_would_without_the_rule(folder, tmp_path):
     corpus = load_corpus(config(folder, tmp_path), log=lambda line: None)
     held_out = [*corpus.dev, *corpus.test]

@@ -12,7 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seq2seq.config import ConfigError, CorpusConfig
-from seq2seq.corpora import CorpusError, Pair, corpus_dir, load_corpus, multi30k, normalize_text, prepare_corpus, read_lines
+from seq2seq.corpora import (
+    CorpusError,
+    Pair,
+    corpus_dir,
+    load_corpus,
+    multi30k,
+    normalize_text,
+    prepare_corpus,
+    read_lines,
+    text_form,
+)
 from seq2seq.corpora.overlap import group_repeats, hold_out, sentence_key, words
 from seq2seq.corpora.pairs import length_histogram
 from seq2seq.corpora.passages import join_verses
@@ -72,6 +82,31 @@ def test_the_normal_form_is_its_own_normal_form(text):
     once = normalize_text(text)
     assert normalize_text(once) == once
     assert "\n" not in once
+
+
+FORMED = [
+    ("I love you.", "i love you ."),
+    ("Je t'aime, qu'on l’aime...", "je t' aime , qu' on l’ aime ..."),
+    ("Don't say \"o'clock\" (aujourd'hui)!?", "don't say \" o'clock \" ( aujourd'hui ) ! ?"),
+    ("Y a-t-il 1,000.50 %, à 7:30, le 2nd -- 3.", "y a-t-il 1,000.50 % , à 7:30 , le 2nd -- 3 ."),
+    ("ÎLE قَالَ:", "île قَالَ :"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), FORMED)
+def test_lower_case_with_punctuation_apart(text, expected):
+    assert text_form(CorpusConfig(lowercase=True, split_punctuation=True))(text) == expected
+    assert text_form(CorpusConfig())(f" {text}") == text
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text() | st.text("aLt'’.,:- 1é\u0301"), lowercase=st.booleans(), split=st.booleans())
+def test_the_form_of_a_corpus_is_its_own_form_and_loses_nothing(text, lowercase, split):
+    form = text_form(CorpusConfig(lowercase=lowercase, split_punctuation=split))
+    once = form(text)
+    assert form(once) == once
+    plain = text_form(CorpusConfig(lowercase=lowercase))(text)
+    assert once.replace(" ", "") == plain.replace(" ", "")
 
 
 @pytest.mark.parametrize(
@@ -309,7 +344,7 @@ def captions(tmp_path, monkeypatch):
     for part, count in (("train", 6), ("val", 2), ("test_2016_flickr", 2)):
         for language in ("en", "de", "fr"):
             path = folder / f"{part}.{language}"
-            write(path, [f"{language} {part} {i}" for i in range(count)])
+            write(path, [f"A {language}, {part} {i}" for i in range(count)])
             checksums[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
     monkeypatch.setattr(multi30k, "SHA256", checksums)
     return folder
@@ -318,8 +353,10 @@ def captions(tmp_path, monkeypatch):
 def test_multi30k_keeps_its_own_split(tmp_path, captions):
     corpus = load(tmp_path, name="multi30k", pair="de-fr", data_dir=str(captions))
     assert [len(pairs) for _, pairs in corpus.splits()] == [6, 2, 2]
-    assert corpus.test[1] == Pair("de test_2016_flickr 1", "fr test_2016_flickr 1", "test_2016_flickr.2")
+    assert corpus.test[1] == Pair("A de, test_2016_flickr 1", "A fr, test_2016_flickr 1", "test_2016_flickr.2")
     assert list(corpus.report["notes"].values()) == [0]
+    formed = load(tmp_path, name="multi30k", pair="de-fr", data_dir=str(captions), lowercase=True, split_punctuation=True)
+    assert formed.test[1][:2] == ("a de , test_2016_flickr 1", "a fr , test_2016_flickr 1")
 
 
 def test_multi30k_names_a_changed_or_missing_file(tmp_path, captions):
@@ -382,6 +419,19 @@ def test_tatoeba_reads_the_public_archive_and_prints_its_credit(tmp_path, monkey
     report = prepare_corpus(config, log=lines.append)
     assert report["pairs"] == {"train": 26, "dev": 3, "test": 3}
     assert any("credit manythings.org/anki and tatoeba.org" in line for line in lines)
+
+
+def test_every_recipe_gives_its_text_the_form(tmp_path):
+    """And files prepared in another form are prepared anew."""
+    write(tmp_path / "eng-fra.tsv", [f"{a}\t{b}" for a, b in ROWS])
+    write(tmp_path / "a", [a for a, _ in ROWS])
+    write(tmp_path / "b", [b for _, b in ROWS])
+    given = {"tatoeba": (), "tsv": ("eng-fra.tsv",), "parallel": ("a", "b")}
+    form = {"lowercase": True, "split_punctuation": True}
+    for name, train in given.items():
+        for options, wanted in (({}, "Say 7."), (form, "say 7 ."), ({"lowercase": True}, "say 7.")):
+            corpus = load(tmp_path, name=name, data_dir=str(tmp_path), train=train, held_out=3, **options)
+            assert wanted in {pair.source for _, pairs in corpus.splits() for pair in pairs}
 
 
 @pytest.mark.parametrize("name", ["multi30k", "tatoeba"])

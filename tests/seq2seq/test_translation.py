@@ -269,6 +269,19 @@ def test_output_in_a_missing_folder_fails_before_the_work(script, run_dir, tmp_p
         script.main(run_dir, input=(tmp_path / "none",), output=tmp_path / "missing" / "out.txt")
 
 
+def test_input_is_given_the_form_of_the_corpus(tokenizer, tmp_path):
+    """A run trained on lower case with punctuation apart reads what is typed as it reads its corpus."""
+    for name in ("formed", "plain"):
+        (tmp_path / name).mkdir()
+    made = run_of(tokenizer)
+    corpus = replace(made.config.corpus, lowercase=True, split_punctuation=True)
+    save_run(replace(made, config=replace(made.config, corpus=corpus)), tmp_path / "formed")
+    translator = load(tmp_path / "formed")
+    assert translator.translate(["WE go to the 'House'!"]) == translator.translate(["we go to the ' house ' !"])
+    assert translator.score(["A Dog."], ["Le chat!"]) == translator.score(["a dog ."], ["le chat !"])
+    assert load(save_run(made, tmp_path / "plain")).score(["A Dog."], ["Le chat!"]) != translator.score(["A Dog."], ["Le chat!"])
+
+
 def test_attention_of_words_keeps_the_weight_of_each_row():
     """A word is given what its pieces are given, and looks where its pieces look on average."""
     weights = np.array([[0.1, 0.2, 0.7], [0.5, 0.3, 0.2], [0.0, 0.0, 1.0]])
