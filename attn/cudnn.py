@@ -41,7 +41,7 @@ class Options(NamedTuple):
 def cudnn_attention(
     query: Float[Array, "*B T N H"], key: Float[Array, "*B S K H"], value: Float[Array, "*B S K H"], *, options: Options
 ) -> Float[Array, "*B T N H"]:
-    """The context, for arguments without a `misfit` on a device without an `absence`.
+    """The context, for arguments without `misfits` on a device without an `absence`.
 
     The batch axes go to cuDNN in one call; entries of a `vmap` go one after another.
     """
@@ -124,7 +124,7 @@ def _shown(options: Options, function: Any, given: Sequence[Array]) -> _Shown:
 # Where it can be used.
 
 
-def misfit(
+def misfits(
     query: Array,
     key: Array,
     value: Array,
@@ -133,26 +133,14 @@ def misfit(
     query_offset: Lengths,
     scale: Any,
     unsupported: Mapping[str, Any],
-) -> str | None:
-    """Why cuDNN cannot give what these arguments of `dot_product_attention` mean: the argument, and what was expected; or None.
+) -> Iterator[str]:
+    """Why cuDNN cannot give what these arguments of `dot_product_attention` mean: each argument, and what was expected.
 
     Args:
         query, key, value: arrays that fit together.
         is_causal, query_offset, scale: the options that cuDNN has.
         unsupported: the other options by name, each None where it is not used.
     """
-    return next(_misfits(query, key, value, is_causal, query_offset, scale, unsupported), None)
-
-
-def _misfits(
-    query: Array,
-    key: Array,
-    value: Array,
-    is_causal: bool,
-    query_offset: Lengths,
-    scale: Any,
-    unsupported: Mapping[str, Any],
-) -> Iterator[str]:
     aim = "for implementation='cudnn'"
     if query.dtype not in HALF:
         yield f"query: expected bfloat16 or float16 {aim}, got {query.dtype}"
@@ -183,7 +171,7 @@ def _is_zero(query_offset: Lengths, batch: Sequence[int]) -> bool:
 
 
 def absence() -> str | None:
-    """Why the default device has no cuDNN attention, as `misfit` says it; None for CUDA devices from Ampere on."""
+    """Why the default device has no cuDNN attention, as `misfits` says it; None for CUDA devices from Ampere on."""
     aim = "for 'cudnn'"
     device = _default_device()
     if device.platform not in ("gpu", "cuda"):

@@ -11,14 +11,13 @@ implementation; `attn.select_implementation` says which one "auto" takes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated
 
 import jax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from attn.cudnn import Options, cudnn_attention, misfit
+from attn.cudnn import Options, cudnn_attention, misfits
 from attn.dense import dense_attention, dense_lse, dense_weights
 from attn.dot_product_blocks import blockwise_attention, structure_of
 from attn.options import (
@@ -191,10 +190,8 @@ def _attend(
         "dropout_rate": None if options["dropout_key"] is None else dropout_rate, "block_sizes": block_sizes,
         "precision": precision,
     }  # fmt: skip
-    cudnn_misfit = partial(
-        misfit, query, key, value, is_causal=is_causal, query_offset=query_offset, scale=options["scale"], unsupported=unsupported
-    )
-    chosen = chosen_implementation(implementation, block_sizes, query, key, cudnn_misfit)
+    alone = {"is_causal": is_causal, "query_offset": query_offset, "scale": options["scale"], "unsupported": unsupported}
+    chosen = chosen_implementation(implementation, block_sizes, query, key, misfits(query, key, value, **alone))
     lse = None
     if chosen == "cudnn":
         context = cudnn_attention(query, key, value, options=Options(float(options["scale"]), bool(is_causal)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
 import jax
@@ -53,19 +53,19 @@ def chosen_implementation(
     block_sizes: Sequence[int] | None,
     query: Array,
     key: Array,
-    cudnn_misfit: Callable[[], str | None],
+    cudnn_misfits: Iterator[str],
 ) -> str:
-    """The name of the implementation, once what was asked for can be done; `cudnn_misfit` is `attn.cudnn.misfit` of the call."""
+    """The implementation, once what was asked for can be done; `cudnn_misfits` are `attn.cudnn.misfits` of the call."""
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation: expected one of {', '.join(map(repr, IMPLEMENTATIONS))}, got {implementation!r}")
     if block_sizes is not None and implementation == "dense":
         raise ValueError(f"block_sizes: expected None for the dense implementation, which has no blocks, got {block_sizes!r}")
-    if implementation == "cudnn" and (reason := cudnn_misfit() or absence()):
+    if implementation == "cudnn" and (reason := next(cudnn_misfits, None) or absence()):
         raise ValueError(reason)
     if implementation != "auto":
         return implementation
     if block_sizes is not None:
         return "blockwise"
     *batch, T, N, _ = query.shape
-    fits = absence() is None and cudnn_misfit() is None
+    fits = absence() is None and next(cudnn_misfits, None) is None
     return select_implementation(T, key.shape[-3], prod(batch) * N, platform=jax.default_backend(), fits_cudnn=fits)

@@ -9,16 +9,8 @@ import tyro
 
 from seq2seq.cli import report_errors
 from seq2seq.translation import load
+from seq2seq.translation import output as lines
 from seq2seq.translation.options import DecodingOptions
-from seq2seq.translation.output import (
-    TranslationProgress,
-    check_output,
-    format_json,
-    format_results,
-    read_sentences,
-    unfinished_note,
-    write_alignments,
-)
 
 
 def main(
@@ -49,19 +41,18 @@ def main(
         attention_units: What its rows and columns are; pieces for text written without spaces.
         checkpoint: Which checkpoint of the runs.
     """
-    check_output(output)
-    sentences = read_sentences(input)
-    prefixes = read_sentences((prefix,)) if prefix else None
+    lines.check_output(output)
+    sentences, prefixes = lines.read_sentences(input), lines.read_sentences((prefix,)) if prefix else None
     translator = load(run, checkpoint, ensemble=ensemble)
-    with TranslationProgress() as progress:
-        batches = {"batch_tokens": batch_tokens, "with_weights": attention is not None, "progress": progress}
-        results = translator.translate(sentences, prefixes=prefixes, **batches, **dataclasses.asdict(decoding))
+    options = dataclasses.asdict(decoding) | {"batch_tokens": batch_tokens, "with_weights": attention is not None}
+    with lines.TranslationProgress() as progress:
+        results = translator.translate(sentences, prefixes=prefixes, progress=progress, **options)
     n_best = decoding.n_best or translator.run.config.decoding.n_best
-    text = (format_json(sentences, results) if json else format_results(results, n_best)).encode()
+    text = (lines.format_json(sentences, results) if json else lines.format_results(results, n_best)).encode()
     output.write_bytes(text) if output else sys.stdout.buffer.write(text)
-    progress.say(unfinished_note(results))
+    progress.say(lines.unfinished_note(results))
     if attention:
-        progress.say(f"wrote {write_alignments(attention, results, attention_units)} heat maps to {attention}")
+        progress.say(f"wrote {lines.write_alignments(attention, results, attention_units)} heat maps to {attention}")
 
 
 if __name__ == "__main__":
