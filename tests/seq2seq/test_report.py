@@ -1,182 +1,41 @@
-"""The report: what stands in the page, that nothing is missing from it, and how its viewer behaves in a browser."""
+"""The report: what stands in the page, and that nothing is missing from it."""
 
-import base64
 import dataclasses
-import html
-import json
 import re
-import shutil
-import subprocess
 from collections import Counter
-from html.parser import HTMLParser
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from random_run import run_of, train_small_tokenizer
+from report_material import (
+    ARABIC,
+    CHOSEN,
+    NASTY,
+    NONE,
+    PAIRS,
+    RNN_LABEL,
+    SECTIONS,
+    TRANSFORMER,
+    Page,
+    decoded,
+    hypotheses_of,
+    made_report,
+    random_attention,
+    stand_in,
+    viewer_of,
+)
 
-from seq2seq.alignment import AlignmentError, ForcedPair, forced_attention
+from seq2seq.alignment import AlignmentError, forced_attention
 from seq2seq.checkpoints import CheckpointError
-from seq2seq.config import DecodingConfig, EvaluationConfig, RNNConfig, TransformerConfig
-from seq2seq.evaluation import Comparison, Estimate, Evaluation, Sentence, evaluation_files, paired_tests, score
-from seq2seq.evaluation.record import CorpusFacts
+from seq2seq.config import RNNConfig, TransformerConfig
+from seq2seq.evaluation import Estimate
 from seq2seq.report import alignments, run_attention, write_report
-
-NONE, RNN_LABEL, TRANSFORMER = "RNN, no attention", "RNN, additive attention", 'Transformer <tied> & "deep"'
-HEADS = {RNN_LABEL: (1, 1), TRANSFORMER: (2, 3)}
-NASTY = 'the <b>&" </script> <!-- dog'
-ARABIC = "يرى الكلب قطة صغيرة في البيت القديم"
-SECTIONS = ["runs", "lengths", "tests", "training", "alignments", "samples", "settings"]
-VOID = {"meta", "link", "br", "img", "input", "hr"}
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-# (source, reference); lengths 2, 3, ... so that the choice by percentiles is known
-PAIRS = [
-    ("a dog", "un chien"),
-    ("the small cat", "le petit chat"),
-    (NASTY, "le chien"),
-    (ARABIC, "le chien voit un petit chat dans la vieille maison"),
-    ("a dog and a cat and a dog and a cat", "un chien et un chat et un chien et un chat"),
-    (" ".join(["house"] * 20), " ".join(["maison"] * 20)),
-    (" ".join(f"extraordinarily{n}" for n in range(45)), " ".join(f"extraordinairement{n}" for n in range(40))),
-]
-CHOSEN = [0, 1, 2, 3, 5, 6]
-"""Of these pairs, by percentiles."""
-
-
-def hypotheses_of(label):
-    """Reference words, cut or turned; no translation at all of the second sentence by the last model."""
-    references = [reference for _, reference in PAIRS]
-    if label == NONE:
-        return ["chat"] * len(references)
-    return (
-        references if label == RNN_LABEL else [" ".join(reversed(r.split())) if i != 1 else "" for i, r in enumerate(references)]
-    )
-
-
-def evaluation_of(label, name="tatoeba"):
-    references = [reference for _, reference in PAIRS]
-    lengths = [len(source.split()) for source, _ in PAIRS]
-    config = EvaluationConfig(edges=(3, 9), bootstrap_samples=20, min_bleu_sentences=3)
-    return Evaluation(
-        run="x",
-        split="test",
-        n=len(PAIRS),
-        corpus=CorpusFacts(name, "ar-fr", "0" * 64, 20),
-        model=label,
-        parameters=12345,
-        checkpoint="best",
-        step=20,
-        training_steps=40,
-        training_minutes=4.0,
-        decoding=DecodingConfig(),
-        scores=score(
-            hypotheses_of(label),
-            references,
-            lengths,
-            config,
-            finished=[True] * len(PAIRS),
-            token_accuracy=name == "reverse",
-        ),
-        seconds=1.0,
-        sentences_per_second=7.0,
-        versions={"python": "3.11", "jax": "0.10"},
-        warnings=("odd <text>",) if label == RNN_LABEL else (),
-        samples=(),
-    )
-
-
-def stand_in(folder, labels=(NONE, RNN_LABEL, TRANSFORMER), name="tatoeba", metrics=True):
-    """(comparison, folders) of runs that were never trained."""
-    evaluations, folders = {}, []
-    for number, label in enumerate(labels):
-        run = folder / f"run{number}"
-        (run / "eval").mkdir(parents=True)
-        (run / "config.toml").write_text("seed = 0 # <config> & more\n")
-        if metrics:
-            lines = [{"kind": "train", "step": s, "minutes": s / 10, "tokens": 1000 + s} for s in (10, 20)]
-            lines += [{"kind": "dev", "step": s, "minutes": s / 10, "dev_loss": 5 / s, "dev_bleu": s} for s in (10, 20)]
-            (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        evaluations[label] = evaluation_of(label, name)
-        sentences = [
-            Sentence(f"id.{i}", source, reference, hypothesis, len(source.split()), i != 6)
-            for i, ((source, reference), hypothesis) in enumerate(zip(PAIRS, hypotheses_of(label), strict=True))
-        ]
-        text = "".join(json.dumps(each._asdict()) + "\n" for each in sentences)
-        evaluation_files(run, "test")["sentences"].write_text(text)
-        folders.append(run)
-    first = evaluations[labels[0]]
-    tests = paired_tests(
-        {label: hypotheses_of(label) for label in labels},
-        [reference for _, reference in PAIRS],
-        [len(source.split()) for source, _ in PAIRS],
-        EvaluationConfig(edges=(3, 9), bootstrap_samples=20, min_bleu_sentences=3),
-        metric=first.scores.headline,
-    )
-    return Comparison(evaluations, tests, {}, ("decoding differs: <b>beam</b>",)), folders
-
-
-def random_attention(folder, checkpoint, sources, hypotheses):
-    """Random weights of words that are one piece each, longest first as `forced_attention` gives them."""
-    label = (NONE, RNN_LABEL, TRANSFORMER)[int(folder.name.removeprefix("run"))]
-    assert checkpoint == "best"
-    if label == NONE:
-        return None
-    generator, pairs = np.random.default_rng(0), []
-    for number, (source, target) in enumerate(zip(sources, hypotheses, strict=True), 1):
-        words, produced = source.split(), target.split()
-        scores = 3 * generator.standard_normal((*HEADS[label], len(produced) + 1, len(words) + 1))
-        weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-        pieces = np.arange(len(words) + 1), np.arange(len(produced) + 1)
-        pairs.append(ForcedPair(number, words, produced, words, produced, *pieces, weights if produced else weights[:0]))
-    return pairs[::-1]
-
-
-class Page(HTMLParser):
-    """Tags that are balanced, and what the tests ask of them."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.elements, self.texts = [], [], Counter()
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and data.strip():
-            self.texts[self.open[-1], " ".join(data.split())] += 1
-
-    def all(self, tag):
-        return [attributes for name, attributes in self.elements if name == tag]
-
-
-def viewer_of(page):
-    return json.loads(re.search(r'<script type="application/json" id="alignment-data">(.*?)</script>', page, re.DOTALL)[1])
-
-
-def decoded(pair, sentence, reading):
-    shape = (pair["layers"], pair["heads"], len(pair["target"]), len(sentence["source"]))
-    return np.frombuffer(base64.b64decode(pair[reading]), np.uint8).reshape(shape) / 255
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """(path, text, what was logged) of the page of three runs."""
-    folder, said = tmp_path_factory.mktemp("report"), []
-    comparison, folders = stand_in(folder)
-    path = write_report(comparison, folders, folder / "out" / "report.html", attention=random_attention, log=said.append)
-    return path, path.read_text(encoding="utf-8"), said
+    return made_report(tmp_path_factory)
 
 
 def test_the_page_is_sound_html_with_all_sections_in_order(report):
@@ -360,218 +219,3 @@ def test_run_attention_is_the_attention_of_the_run(tmp_path, monkeypatch):
         np.testing.assert_array_equal(own.steps, expected.steps)
     run.model.config = RNNConfig(attention="none")
     assert run_attention(tmp_path, "latest", sources, targets) is None
-
-
-# --- in a browser ---------------------------------------------------------------------------------------------------
-
-RECORD = """<script>
-const errors = [];
-window.onerror = (message) => { errors.push(String(message)); };
-console.error = (...parts) => { errors.push(parts.join(" ")); };
-addEventListener("securitypolicyviolation", (event) => { errors.push("blocked: " + event.blockedURI); });
-</script>"""
-
-PROBE = """<script>
-const words = (side) => [...document.querySelectorAll(`#${side}-words .word`)];
-const texts = (elements) => [...elements].map((element) => element.textContent);
-const heat = document.getElementById("heat");
-function state() {
-  const sides = {};
-  for (const side of ["source", "target"]) {
-    sides[side] = words(side).map((word) => ({
-      word: word.firstChild.textContent, weight: word.lastChild.textContent, title: word.title, x: word.getBoundingClientRect().x,
-      heaviest: word.classList.contains("heaviest"), active: word.classList.contains("active"), tab: word.tabIndex,
-    }));
-  }
-  const rows = heat.tBodies.length ? [...heat.tBodies[0].rows].map((row) => texts(row.cells)) : [];
-  const columns = heat.tHead ? [...heat.tHead.rows[0].cells].map((cell) => cell.getBoundingClientRect().x) : [];
-  const selects = {};
-  for (const select of document.querySelectorAll("select")) {
-    selects[select.id.slice(7)] = { value: select.value, disabled: select.disabled, options: texts(select.options) };
-  }
-  return {
-    ...sides, rows, columns, selects, note: document.getElementById("viewer-note").textContent,
-    readout: document.getElementById("readout").textContent, focused: document.activeElement.textContent,
-    hidden: document.getElementById("heat-part").hidden, activeCells: heat.querySelectorAll(".active, .active-column").length,
-    beyond: document.documentElement.scrollWidth - innerWidth,
-  };
-}
-const actions = {
-  look() {},
-  choose(name, value) {
-    const select = document.getElementById(`choose-${name}`);
-    select.value = value;
-    select.dispatchEvent(new Event("change", { bubbles: true }));
-  },
-  hover(side, index) { words(side)[index].dispatchEvent(new MouseEvent("mouseover", { bubbles: true })); },
-  focus(side, index) { words(side)[index].focus(); },
-  cell(row, column) { heat.rows[row].cells[column].dispatchEvent(new MouseEvent("mouseover", { bubbles: true })); },
-  press(key) { document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true })); },
-};
-const seen = STEPS.map(([name, ...rest]) => { actions[name](...rest); return state(); });
-parent.postMessage({ width: innerWidth, seen, errors }, "*");
-</script>"""
-
-FRAMES = """<!DOCTYPE html><meta charset="utf-8"><pre id="seen"></pre><script>
-const all = [];
-addEventListener("message", ({ data }) => { all.push(data); document.getElementById("seen").textContent = JSON.stringify(all); });
-</script>
-<iframe src="probed.html" style="width: 390px; height: 844px; border: 0"></iframe>
-<iframe src="probed.html" style="width: 1400px; height: 900px; border: 0"></iframe>"""
-
-STEPS = [
-    ("look",),
-    ("choose", "model", "2"),
-    ("choose", "sentence", "4"),
-    ("choose", "layer", "1"),
-    ("choose", "head", "2"),
-    ("choose", "reading", "shifted"),
-    ("hover", "target", 7),
-    ("hover", "source", 3),
-    ("focus", "target", 2),
-    ("press", "ArrowRight"),
-    ("press", "ArrowUp"),
-    ("cell", 5, 1),
-    ("cell", 0, 4),
-    ("choose", "sentence", "3"),
-    ("focus", "source", 1),
-    ("press", "ArrowLeft"),
-    ("press", "Home"),
-    ("choose", "sentence", "5"),
-    ("choose", "sentence", "1"),
-    ("choose", "model", "0"),
-    ("hover", "source", 2),
-]
-
-
-@pytest.fixture(scope="module")
-def seen(report, tmp_path_factory):
-    """For each width what the page looked like after each step, in headless Chromium."""
-    if CHROMIUM is None:
-        pytest.skip("no chromium, chromium-browser or google-chrome is installed")
-    folder = tmp_path_factory.mktemp("browser")
-    probe = PROBE.replace("STEPS", json.dumps(STEPS))
-    probed = report[1].replace("<head>", f"<head>{RECORD}", 1).replace("</body>", f"{probe}</body>")
-    (folder / "probed.html").write_text(probed, encoding="utf-8")
-    (folder / "frames.html").write_text(FRAMES)
-    options = [
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--virtual-time-budget=5000",
-        f"--user-data-dir={folder / 'user'}",
-    ]
-    command = [CHROMIUM, *options, "--dump-dom", f"file://{folder / 'frames.html'}"]
-    output = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    found = json.loads(html.unescape(re.search(r'<pre id="seen">(.*?)</pre>', output, re.DOTALL)[1]))
-    return {each["width"]: each for each in found}
-
-
-def after(seen, *step, width=1400):
-    return seen[width]["seen"][STEPS.index(step)]
-
-
-def heaviest(state, side):
-    return [index for index, word in enumerate(state[side]) if word["heaviest"]]
-
-
-def active(state, side):
-    return [index for index, word in enumerate(state[side]) if word["active"]]
-
-
-def test_nothing_fails_and_nothing_sticks_out_in_a_browser(seen):
-    assert sorted(seen) == [390, 1400]
-    for each in seen.values():
-        assert each["errors"] == []
-        assert max(state["beyond"] for state in each["seen"]) <= 0
-
-
-def test_the_viewer_opens_with_the_medium_sentence_and_a_model_with_attention(seen):
-    state = after(seen, "look")
-    assert [word["word"] for word in state["source"]] == [*ARABIC.split(), "</s>"]
-    assert state["selects"]["model"]["options"][int(state["selects"]["model"]["value"])] == RNN_LABEL
-    assert state["selects"]["layer"] == {"value": "all", "disabled": True, "options": ["the only one"]}
-    assert state["selects"]["head"] == {"value": "mean", "disabled": True, "options": ["the only one"]}
-    assert active(state, "target") == [0]
-    assert state["activeCells"] == 1 + 8
-
-
-def test_choices_change_what_is_shown(seen):
-    shown = [after(seen, *STEPS[i]) for i in range(6)]
-    for before, state in pairwise(shown):
-        assert state["rows"] != before["rows"]
-    assert len(shown[2]["source"]) == 21
-    heads = ["all", "mean of the layer", "head 1", "head 2", "head 3"]
-    assert shown[1]["selects"]["layer"]["options"] == ["mean of all layers and heads", "layer 1", "layer 2"]
-    assert shown[1]["selects"]["head"]["options"] == heads[:1]
-    assert shown[3]["selects"]["head"]["options"] == heads[1:]
-
-
-def test_words_show_their_weights_and_the_heaviest_link(seen, report):
-    viewer = viewer_of(report[1])
-    weights = decoded(viewer["models"][2]["pairs"][4], viewer["sentences"][4], "shifted")[1, 2]
-    state = after(seen, "hover", "target", 7)
-    assert active(state, "target") == [7]
-    assert heaviest(state, "source") == [weights[7].argmax()]
-    percents = [f"{100 * weight:.0f}" for weight in weights[7]]
-    assert [word["weight"].split("\u00a0")[0] for word in state["source"]][weights[7].argmax()] == percents[weights[7].argmax()]
-    assert [word["title"] for word in state["source"] if word["heaviest"]] == [
-        f"{viewer['sentences'][4]['source'][weights[7].argmax()]}: {percents[weights[7].argmax()]}\u00a0%"
-    ]
-    assert f"(translation, word 8 of 20) looks at: {viewer['sentences'][4]['source'][weights[7].argmax()]} " in state["readout"]
-    assert [int(text or 0) for text in state["rows"][7][1:]] == pytest.approx(100 * weights[7], abs=0.51)
-    assert state["activeCells"] == 22
-    state = after(seen, "hover", "source", 3)
-    assert (active(state, "source"), active(state, "target")) == ([3], [])
-    assert heaviest(state, "target") == [weights[:, 3].argmax()]
-    assert heaviest(state, "source") == []
-    assert "(source, word 4 of 21) is looked at by: maison " in state["readout"]
-
-
-def test_the_means_of_heads_and_layers_are_means(seen, report):
-    viewer = viewer_of(report[1])
-    weights = decoded(viewer["models"][2]["pairs"][4], viewer["sentences"][4], "naive")
-    for step, mean in ((2, weights.mean((0, 1))), (3, weights[1].mean(0)), (4, weights[1, 2])):
-        shown = [[int(text or 0) for text in row[1:]] for row in after(seen, *STEPS[step])["rows"]]
-        np.testing.assert_allclose(shown, 100 * mean, atol=0.51)
-
-
-def test_keys_lead_from_word_to_word(seen):
-    assert active(after(seen, "focus", "target", 2), "target") == [2]
-    state = after(seen, "press", "ArrowRight")
-    assert active(state, "target") == [3]
-    assert [index for index, word in enumerate(state["target"]) if word["tab"] == 0] == [3]
-    up = after(seen, "press", "ArrowUp")
-    assert active(up, "source") == heaviest(state, "source")
-
-
-def test_cells_of_the_heat_map_show_their_row_or_column(seen):
-    assert active(after(seen, "cell", 5, 1), "target") == [4]
-    assert active(after(seen, "cell", 0, 4), "source") == [3]
-
-
-@pytest.mark.parametrize("width", [390, 1400])
-def test_arabic_runs_from_right_to_left(seen, width):
-    """The row of words, the columns of the heat map and the arrow keys."""
-    state = after(seen, "choose", "sentence", "3", width=width)
-    assert state["source"][0]["x"] > state["source"][1]["x"] > state["source"][2]["x"]
-    assert state["target"][0]["x"] < state["target"][1]["x"]
-    assert state["columns"] == sorted(state["columns"], reverse=True)
-    assert active(after(seen, "press", "ArrowLeft", width=width), "source") == [2]
-    assert active(after(seen, "press", "Home", width=width), "source") == [0]
-    plain = after(seen, "choose", "sentence", "4", width=width)
-    assert plain["columns"] == sorted(plain["columns"])
-
-
-def test_what_has_no_weights_says_so(seen):
-    state = after(seen, "choose", "sentence", "1")
-    assert (state["target"], state["hidden"], state["rows"]) == ([], True, [])
-    assert state["note"] == "No weights: one side has no words. The translation is empty."
-    state = after(seen, "choose", "model", "0")
-    assert state["note"] == "This model has no attention: it reads the whole source as one vector."
-    assert [word["word"] for word in state["target"]] == ["chat"]
-    assert state["selects"]["layer"] == {"value": "all", "disabled": True, "options": ["no attention"]}
-    state = after(seen, "hover", "source", 2)
-    assert active(state, "source") == [2]
-    assert heaviest(state, "target") == []
-    assert state["readout"] == "cat (source, word 3 of 4)"
