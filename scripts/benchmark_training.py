@@ -41,5 +41,5 @@ def main(options: Options) -> int:
 
 
 if __name__ == "__main__":
-    with report_errors(keep_programs=False):
+    with report_errors(benchmark=True):
         sys.exit(main(tyro.cli(Options, description=__doc__)))

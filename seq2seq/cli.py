@@ -1,13 +1,11 @@
-"""What the scripts share: config overrides on the command line, errors as one line, compiled programs that are kept."""
+"""What the scripts share: config overrides on the command line, errors as one line, what a process keeps."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import io
 import os
-import platform
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ from pathlib import Path
 import tyro
 
 from seq2seq.config import Config, ConfigError, load_config, validate
+from seq2seq.process import keep_compiled_programs, keep_freed_memory
 
 
 def config_from_command_line(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, Config]:
@@ -60,13 +59,15 @@ def _explain(overrides: list[str], path: Path) -> None:
 
 
 @contextlib.contextmanager
-def report_errors(*, keep_programs: bool = True) -> Iterator[None]:
+def report_errors(*, benchmark: bool = False) -> Iterator[None]:
     """Mistakes of the user end as one line on stderr and exit code 2; a closed pipe on stdout ends quietly.
 
-    With `keep_programs`, what XLA compiles is kept for the next call (`keep_compiled_programs`).
+    What XLA compiles is kept for the next call and what it frees for the next step (`seq2seq.process`), but not in a benchmark,
+    which compares with programs that are told neither.
     """
-    if keep_programs:
+    if not benchmark:
         keep_compiled_programs()
+        keep_freed_memory()
     try:
         yield
     except BrokenPipeError:
@@ -75,32 +76,3 @@ def report_errors(*, keep_programs: bool = True) -> Iterator[None]:
     except (ValueError, OSError) as error:
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         sys.exit(2)
-
-
-def keep_compiled_programs() -> None:
-    """Keep compiled programs in ~/.cache/attn-seq2seq, apart for each kind of processor, unless JAX_COMPILATION_CACHE_DIR names
-    another folder, or is empty for none.
-
-    A program is found again by what it computes, the options it was compiled with and the version of XLA.  Where there is no
-    home that can be written to, nothing is kept.
-    """
-    try:
-        folder = Path.home() / ".cache" / "attn-seq2seq" / f"{platform.machine()}-{_processor()}"
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):
-        return
-    # The environment for a jax that is yet to be imported: `train.py --help` need not wait for it.
-    for name, value in (("JAX_COMPILATION_CACHE_DIR", str(folder)), ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")):
-        given = os.environ.setdefault(name, value)
-        if "jax" in sys.modules:
-            sys.modules["jax"].config.update(name.lower(), float(given) if name.endswith("SECS") else given or None)
-
-
-def _processor() -> str:
-    """A short name of the instructions that this processor has: code for others may not run on it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n")
-        features = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
-    except OSError:
-        features = platform.processor()
-    return hashlib.sha256(" ".join(sorted(features.split())).encode()).hexdigest()[:12]

@@ -20,6 +20,7 @@ from seq2seq.benchmarks.record import environment
 from seq2seq.benchmarks.training_protocol import peak_bytes, serve
 from seq2seq.checkpoints import Run, new_model
 from seq2seq.config import load_config
+from seq2seq.process import keep_freed_memory
 from seq2seq.tokenizer import PAD
 from seq2seq.train_step import place_batch
 from seq2seq.training import Trainer
@@ -118,6 +119,7 @@ class OurWorker:
 
 
 def main() -> None:
+    keep_freed_memory()  # as the scripts do
     worker = OurWorker()
     requests = (worker.prepare, worker.warm_up, worker.train, worker.warm_up_decoding, worker.decode)
     serve({"peak_bytes": peak_bytes} | {request.__name__: request for request in requests})

@@ -57,7 +57,7 @@ def test_it_writes_the_files_and_says_so(main, tmp_path, capsys):
 )
 def test_a_mistake_ends_as_one_line(main, tmp_path, capsys, monkeypatch, args, message):
     monkeypatch.setattr(sys, "argv", ["scripts/prepare_data.py"])
-    with pytest.raises(SystemExit) as caught, report_errors(keep_programs=False):
+    with pytest.raises(SystemExit) as caught, report_errors(benchmark=True):
         main([*args, "--output-dir", str(tmp_path)])
     assert caught.value.code == 2
     printed = capsys.readouterr()

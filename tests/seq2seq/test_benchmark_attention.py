@@ -331,7 +331,7 @@ def test_the_check_sets_the_exit_status(script, monkeypatch, capsys, verdicts):
 
 
 def test_a_mistake_ends_as_one_line(script, capsys):
-    with pytest.raises(SystemExit) as caught, report_errors(keep_programs=False):
+    with pytest.raises(SystemExit) as caught, report_errors(benchmark=True):
         script.main(Options(cases=("densest",)))
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith("benchmark_attention.py: cases: expected some of dense")

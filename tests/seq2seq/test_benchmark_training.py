@@ -347,7 +347,7 @@ def test_the_command_hands_its_options_on(script, speaking, tmp_path, monkeypatc
 
 
 def test_a_mistake_ends_as_one_line(script, capsys):
-    with pytest.raises(SystemExit) as caught, report_errors(keep_programs=False):
+    with pytest.raises(SystemExit) as caught, report_errors(benchmark=True):
         script.main(Options(configs=(Path("no_such.toml"),)))
     assert caught.value.code == 2
     assert capsys.readouterr().err == "benchmark_training.py: no_such.toml: config: expected an existing file, got no such file\n"
