@@ -62,8 +62,8 @@ def _explain(overrides: list[str], path: Path) -> None:
 def report_errors(*, benchmark: bool = False) -> Iterator[None]:
     """Mistakes of the user end as one line on stderr and exit code 2; a closed pipe on stdout ends quietly.
 
-    What XLA compiles is kept for the next call and what it frees for the next step (`seq2seq.process`), but not in a benchmark,
-    which compares with programs that are told neither.
+    What XLA compiles is kept for the next call and what it frees for the next step (`seq2seq.process`), but not in a benchmark:
+    it measures compilation, and beside ours run functions whose users are told neither.
     """
     if not benchmark:
         keep_compiled_programs()

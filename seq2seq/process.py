@@ -17,7 +17,7 @@ def keep_freed_memory() -> bool:
     """Have the C library keep what is freed, instead of giving it back to the system; whether it does.
 
     XLA asks for one buffer of some hundred MiB for each step and frees it again.  glibc maps it anew each time, and the system
-    clears each of its pages: a quarter of the time of a training step on a CPU.  In one arena without maps the buffer stays.
+    clears each of its pages: a fifth of the time of a training step on a CPU.  In one arena without maps the buffer stays.
     What the user said in GLIBC_TUNABLES or MALLOC_ARENA_MAX holds; other C libraries are left as they are.
     """
     if os.environ.get("GLIBC_TUNABLES") or os.environ.get("MALLOC_ARENA_MAX"):

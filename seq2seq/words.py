@@ -26,10 +26,10 @@ def join_pieces(pieces: Sequence[str]) -> tuple[list[str], Int[np.ndarray, "P"]]
     return [word.replace("▁", "") or "▁" for word in words], np.array(word_of_piece, int)
 
 
-def words_of_pieces(counts: Sequence[int]) -> Int[np.ndarray, "P"]:
+def piece_words(counts: Sequence[int]) -> Int[np.ndarray, "P"]:
     """The word of each piece, from 0, where words have so many pieces.
 
-    >>> words_of_pieces([2, 0, 1])
+    >>> piece_words([2, 0, 1])
     array([0, 0, 2])
     """
     return np.repeat(np.arange(len(counts)), counts)

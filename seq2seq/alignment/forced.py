@@ -16,7 +16,7 @@ from seq2seq.decoding import attention_weights
 from seq2seq.tokenizer import EOS, Tokenizer
 from seq2seq.translation.decode import ProgressCall, position_limit
 from seq2seq.translation.translator import has_attention
-from seq2seq.words import END, word_weights, words_of_pieces
+from seq2seq.words import END, piece_words, word_weights
 
 
 class ForcedPair(NamedTuple):
@@ -118,7 +118,7 @@ def _forced(run: Run, pair: _CutPair, weights: Float[np.ndarray, "L N T S"]) -> 
         pair.target,
         run.tokenizers.source.pieces(source_ids),
         run.tokenizers.target.pieces(target_ids),
-        words_of_pieces([*pair.source_counts, 1]),
-        words_of_pieces([*pair.target_counts, 1]),
+        piece_words([*pair.source_counts, 1]),
+        piece_words([*pair.target_counts, 1]),
         weights[..., : len(target_ids), : len(source_ids)],
     )

@@ -72,14 +72,16 @@ def steps(mode, **environment):
     return kept, int(faults)
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library is left as it is")
 def test_freed_memory_is_kept_from_step_to_step():
     pages = 5 * 2**26 // os.sysconf("SC_PAGESIZE")
     kept, faults = steps("keep")
-    assert kept == "True"
-    assert faults < pages / 50
-    _, faults = steps("leave")
-    assert faults > pages / 2
+    _, faults_without = steps("leave")
+    assert faults_without > pages / 2
+    if platform.libc_ver()[0] == "glibc":
+        assert kept == "True"
+        assert faults < pages / 50
+    else:  # another C library is left as it is
+        assert kept == "False"
 
 
 def test_what_the_user_said_of_malloc_holds(monkeypatch):
