@@ -8,7 +8,7 @@ new order within buckets and of batches; the last batch of a bucket is filled up
 from __future__ import annotations
 
 import bisect
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -142,17 +142,18 @@ def group_by_length(sizes: Sequence[int], lengths: Sequence[int], tokens: int) -
     """Sort items of the given sizes into batches of few shapes, every item exactly once.
 
     Returns:
-        (indices, rows, length) of each batch, shortest first; a batch may hold fewer indices than rows.  A bucket with
-        fewer items than ``tokens // length`` has the next power of two as its rows, so few inputs cost little.
+        (indices, rows, length) of each batch, shortest first, one number of rows for each length.  A bucket with fewer items
+        than ``tokens // length`` has the next power of two as its rows, so few inputs cost little.  Rows that a bucket leaves
+        over hold the longest of the shorter items, so only the first batch may have fewer indices than rows.
     """
-    buckets: dict[int, list[int]] = defaultdict(list)
-    for i, size in enumerate(sizes):
-        buckets[bucket_length(size, lengths)].append(i)
-    groups = []
-    for length, indices in sorted(buckets.items()):
-        rows = min(max(tokens // length, 1), 1 << (len(indices) - 1).bit_length())
-        groups += [(indices[i : i + rows], rows, length) for i in range(0, len(indices), rows)]
-    return groups
+    bucket_of = [bucket_length(size, lengths) for size in sizes]
+    in_bucket, left, groups = Counter(bucket_of), sorted(range(len(sizes)), key=lambda i: sizes[i]), []
+    while left:
+        length = bucket_of[left[-1]]
+        rows = min(max(tokens // length, 1), 1 << (in_bucket[length] - 1).bit_length())
+        groups.append((left[-rows:], rows, length))
+        del left[-rows:]
+    return groups[::-1]
 
 
 def eval_batches(encoded: Sequence[EncodedPair], config: BatchConfig) -> list[tuple[list[int], Batch]]:

@@ -146,6 +146,7 @@ def test_evaluation_holds_every_pair_once_however_long(pair_sizes):
     pairs = encoded(pair_sizes)
     batches = eval_batches(pairs, CONFIG)
     assert sorted(i for indices, _ in batches for i in indices) == list(range(len(pairs)))
+    assert all(len(indices) == len(batch.source) for indices, batch in batches[1:])
     for indices, batch in batches:
         assert list(rows(batch)) == [(tuple(pairs[i].source), tuple(pairs[i].target)) for i in indices]
         assert not batch.source[len(indices) :].any()
@@ -160,6 +161,14 @@ def test_a_bucket_with_few_pairs_has_few_rows():
     groups = group_by_length([3, 3, 3, 30, 12], (4, 12), 48)
     assert groups == [([0, 1, 2], 4, 4), ([4], 1, 12), ([3], 1, 48)]
     assert group_by_length([], (4, 12), 48) == []
+
+
+def test_rows_that_a_bucket_leaves_over_hold_shorter_pairs():
+    sizes = [2, 9, 12, 3, 10, 4, 11, 12, 1, 4]
+    assert group_by_length(sizes, (4, 12), 48) == [([8, 0], 8, 4), ([3, 5, 9, 1], 4, 12), ([4, 6, 2, 7], 4, 12)]
+
+
+def test_buckets_double_beyond_the_last():
     assert [bucket_length(n, (4, 12)) for n in (1, 4, 5, 12, 13, 24, 25)] == [4, 4, 12, 12, 24, 24, 48]
 
 
