@@ -86,7 +86,7 @@ def beam_search(
     return _beam_search(*nnx.split(model), source, max_lengths, rules, ranking, **options)
 
 
-FEWEST = 16
+FEWEST = 8
 """Rows from which on the live half of a search goes on by itself."""
 
 
@@ -120,21 +120,19 @@ class _Beam(NamedTuple):
 
 
 def _beam_search(graphdef, params, source, max_lengths, rules, ranking, *, max_length, **options) -> Decoded:
-    """The search costs what is still alive: caches begin with half the room and grow only if some hypothesis needs it, since most
-    end long before their limit, and where half of the sources are done the others go on by themselves."""
+    """The search costs what is still alive: caches begin with half the room, since most hypotheses end long before their limit,
+    and whenever half of the sources are done the others go on by themselves, with all the room."""
     options |= {"max_length": max_length}
     can_grow = hasattr(nnx.merge(graphdef, params), "grow")
-    room = math.ceil(max_length / 2) if can_grow else max_length
+    half = math.ceil(max_length / 2) if can_grow else max_length
     given, larger = _Given(source, max_lengths, rules), []
-    memory, beam = _begin_search(graphdef, params, given, ranking, _few(given), room=room, **options)
+    memory, beam = _begin_search(graphdef, params, given, ranking, _few(given), room=half, **options)
     while not (done := np.asarray(beam.done)).all():
-        if int(beam.step) == room:
-            room = max_length
         if (~done).sum() <= _few(given):
             places = np.argsort(done, kind="stable")[: len(done) // 2]
             larger.append((beam, places))
             memory, beam, given = _take((memory, beam, given), places)
-        beam = _continue_search(graphdef, params, memory, beam, given, ranking, _few(given), room=room, **options)
+        beam = _continue_search(graphdef, params, memory, beam, given, ranking, _few(given), room=max_length, **options)
     for whole, places in reversed(larger):
         beam = _put(whole, beam, places)
     return _end_search(beam, source, max_lengths, ranking, n_best=options["n_best"], penalty=options["penalty"])
