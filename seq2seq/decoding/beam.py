@@ -121,12 +121,12 @@ class _Beam(NamedTuple):
 
 def _beam_search(graphdef, params, source, max_lengths, rules, ranking, *, max_length, **options) -> Decoded:
     """The search costs what is still alive: caches begin with half the room, since most hypotheses end long before their limit,
-    and whenever half of the sources are done the others go on by themselves, with all the room."""
+    and whenever half of the sources are done the others go on by themselves.  Either way a search that goes on has all the room."""
     options |= {"max_length": max_length}
     can_grow = hasattr(nnx.merge(graphdef, params), "grow")
-    half = math.ceil(max_length / 2) if can_grow else max_length
+    room = math.ceil(max_length / 2) if can_grow else max_length
     given, larger = _Given(source, max_lengths, rules), []
-    memory, beam = _begin_search(graphdef, params, given, ranking, _few(given), room=half, **options)
+    memory, beam = _begin_search(graphdef, params, given, ranking, _few(given), room=room, **options)
     while not (done := np.asarray(beam.done)).all():
         if (~done).sum() <= _few(given):
             places = np.argsort(done, kind="stable")[: len(done) // 2]

@@ -73,13 +73,11 @@ def decode_corpus(
     numbers = range(1, len(encoded_sources) + 1) if numbers is None else numbers
     check_lengths(encoded_sources, prefixes, numbers, limit)
     results: list[list[IdHypothesis]] = [[] for _ in encoded_sources]
-    order = sorted(range(len(encoded_sources)), key=lambda i: len(encoded_sources[i]))
     copies = decoding.n_best if decoding.search == "sample" else decoding.beam_size
     tokens = max(batches.eval_tokens // copies, 1)
     done = 0
     lengths = few_lengths(batches.lengths)
-    for places, rows, length in reversed(group_by_length([len(encoded_sources[i]) for i in order], lengths, tokens)):
-        indices = [order[place] for place in places]
+    for indices, rows, length in reversed(group_by_length([len(ids) for ids in encoded_sources], lengths, tokens)):
         batch = _make_batch(
             [encoded_sources[i] for i in indices],
             [prefixes[i] for i in indices],
