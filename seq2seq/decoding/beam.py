@@ -121,7 +121,7 @@ class _Beam(NamedTuple):
 
 def _beam_search(graphdef, params, source, max_lengths, rules, ranking, *, max_length, **options) -> Decoded:
     """The search costs what is still alive: caches begin with half the room, since most hypotheses end long before their limit,
-    and whenever half of the sources are done the others go on by themselves.  Either way a search that goes on has all the room."""
+    and whenever half of the sources are done the others go on by themselves; whatever goes on has all the room."""
     options |= {"max_length": max_length}
     can_grow = hasattr(nnx.merge(graphdef, params), "grow")
     room = math.ceil(max_length / 2) if can_grow else max_length
