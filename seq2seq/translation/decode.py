@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from flax import nnx
 from seq2seq.batches import group_by_length, pad_rows
 from seq2seq.config import BatchConfig, DecodingConfig, TransformerConfig
 from seq2seq.decoding import Decoded, Ensemble, beam_search, sample
+from seq2seq.translation.at_once import call_at_once, how_many_at_once
 
 
 class TranslationError(ValueError):
@@ -48,6 +50,9 @@ def decode_corpus(
 ) -> list[list[IdHypothesis]]:
     """Decode sources of any length; the longest come first, so that a lack of memory shows at once.
 
+    On a CPU several batches are decoded at once (`how_many_at_once`), in threads of their own: what JAX is told by a `with`
+    does not reach them.
+
     A source of n ids yields max_length_factor * n + max_length_offset pieces at most, both with `</s>`; learned positions
     lower this to the size of their table, and a prefix raises it to leave room for `</s>`.  One batch holds
     batches.eval_tokens source tokens, copies for the hypotheses included.
@@ -75,10 +80,9 @@ def decode_corpus(
     results: list[list[IdHypothesis]] = [[] for _ in encoded_sources]
     copies = decoding.n_best if decoding.search == "sample" else decoding.beam_size
     tokens = max(batches.eval_tokens // copies, 1)
-    done = 0
-    lengths = few_lengths(batches.lengths)
-    for indices, rows, length in reversed(group_by_length([len(ids) for ids in encoded_sources], lengths, tokens)):
-        batch = _make_batch(
+    groups = group_by_length([len(ids) for ids in encoded_sources], few_lengths(batches.lengths), tokens)[::-1]
+    prepared = [
+        _make_batch(
             [encoded_sources[i] for i in indices],
             [prefixes[i] for i in indices],
             [numbers[i] for i in indices],
@@ -87,7 +91,12 @@ def decode_corpus(
             decoding,
             limit,
         )
-        decoded = _decode_batch(model, batch, decoding, with_weights)
+        for indices, rows, length in groups
+    ]
+    decode = partial(_decode_batch, model, decoding=decoding, with_weights=with_weights)
+    done = 0
+    for place, decoded in call_at_once(decode, prepared, [batch.shape for batch in prepared], how_many_at_once()):
+        indices = groups[place][0]
         for row, i in enumerate(indices):
             results[i] = list(_hypotheses(decoded, row, len(encoded_sources[i])))
         done += len(indices)
@@ -142,6 +151,11 @@ class _Batch(NamedTuple):
     max_lengths: np.ndarray  # [B]
     prefixes: np.ndarray | None  # [B P]
     max_length: int
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """Batches of one shape run the same program."""
+        return (*self.source.shape, self.max_length, None if self.prefixes is None else self.prefixes.shape[1])
 
 
 def _make_batch(

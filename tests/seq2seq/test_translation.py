@@ -5,6 +5,7 @@ import io
 import json
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +21,10 @@ from seq2seq.config import (
     ConfigError,
     TransformerConfig,
 )
+from seq2seq.decoding import beam_search
 from seq2seq.decoding.greedy import _greedy_search
 from seq2seq.tokenizer import EOS
-from seq2seq.translation import BLANK, Hypothesis, TranslationError, Translator, decode_corpus, load
+from seq2seq.translation import BLANK, Hypothesis, TranslationError, Translator, decode, decode_corpus, load
 from seq2seq.translation.options import DecodingOptions
 from seq2seq.translation.output import TranslationProgress, attention_of_words, format_results, unfinished_note
 
@@ -101,6 +103,29 @@ def test_output_is_limited_by_the_length_of_its_own_source(tokenizer):
     assert cut
     assert all(length == limit for length, limit in cut)
     assert all(best.finished == (best.ids[-1] == EOS) for best, *_ in results)
+
+
+def test_batches_at_once_change_no_translation(tokenizer, monkeypatch):
+    run = run_of(tokenizer, lengths=(8, 16), beam_size=2)
+    generator = np.random.default_rng(1)
+    sources = [[*generator.integers(4, 40, n).tolist(), EOS] for n in generator.integers(1, 15, 41)]
+
+    def translated(workers: int) -> tuple[list, int]:
+        threads = set()
+
+        def searched(*args, **options):
+            threads.add(threading.get_ident())
+            return beam_search(*args, **options)
+
+        monkeypatch.setattr(decode, "how_many_at_once", lambda: workers)
+        monkeypatch.setattr(decode, "beam_search", searched)
+        found = decode_corpus(run.model, sources, run.config.decoding, run.config.batches)
+        return [[hypothesis.ids for hypothesis in hypotheses] for hypotheses in found], len(threads)
+
+    one, threads_of_one = translated(1)
+    several, threads_of_several = translated(3)
+    assert one == several
+    assert threads_of_one == 1 < threads_of_several
 
 
 def test_few_shapes_are_compiled(tokenizer):
