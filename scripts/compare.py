@@ -1,7 +1,7 @@
 """Compare trained runs: one table, one figure of scores over source length, one of training, and one page with everything.
 
-    python scripts/compare.py runs/a runs/b runs/c --out runs/compare
-    python scripts/compare.py configs/length/*.toml --train-missing --out runs/length/compare
+python scripts/compare.py runs/a runs/b runs/c --out runs/compare
+python scripts/compare.py configs/length/*.toml --train-missing --out runs/length/compare
 """
 
 import functools
@@ -42,7 +42,7 @@ def main(
         comparison = compare_runs(folders, out, split, join=join, log=log, evaluate=evaluate)
         report = write_report(comparison, folders, out / "report.html", log=log)
     first = next(iter(comparison.evaluations.values()))
-    title = f"{first.corpus.title}, {first.split}: {first.n} sentences, 95 % intervals"
+    title = f"{first.title}: {first.n} sentences, 95 % intervals"
     print_table(result_console(), title, *transposed(*comparison_table(comparison.evaluations)))
     if comparison.tests:
         print_table(result_console(), "paired bootstrap", *significance_table(comparison.tests, first.scores.length_unit))

@@ -191,7 +191,7 @@ def _write(
         "json": out / "compare.json",
     }
     out.mkdir(parents=True, exist_ok=True)
-    title = f"{corpus.title}, {first.split}"
+    title = first.title
     files["table"].write_text(_markdown(evaluations, tests, title), encoding="utf-8")
     plot_by_length(
         files["figure"],

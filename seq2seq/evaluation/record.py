@@ -26,6 +26,9 @@ from seq2seq.config import DecodingConfig
 from seq2seq.evaluation.scores import METRICS, Bucket, Scores
 from seq2seq.plots import Curve, Point, plot_by_length
 
+JOINED = ".joined-"
+"""Between a part of the corpus and the numbers of verses joined, in the name of a split."""
+
 
 @dataclass(frozen=True)
 class CorpusFacts:
@@ -91,6 +94,13 @@ class Evaluation:
     versions: dict[str, str]
     warnings: tuple[str, ...]
     samples: tuple[Sample, ...]
+
+    @property
+    def title(self) -> str:
+        """What was translated, as a person reads it."""
+        part, _, counts = self.split.partition(JOINED)
+        passages = f", passages of {counts.replace('-', ', ')} verses" if counts else ""
+        return f"{self.corpus.title}, {part}{passages}"
 
 
 def evaluation_files(run_dir: str | Path, split: str, headline: str = "bleu") -> dict[str, Path]:
@@ -191,7 +201,7 @@ def save_evaluation(evaluation: Evaluation, sentences: Sequence[Sentence], run_d
         files["figure"],
         [curve],
         metric=METRICS[scores.headline],
-        title=f"{evaluation.run}: {corpus.title}, {evaluation.split}",
+        title=f"{evaluation.run}: {evaluation.title}",
         length_unit=scores.length_unit,
         longest_training_length=corpus.longest_training_length,
         min_sentences=scores.min_bleu_sentences,

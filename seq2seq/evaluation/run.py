@@ -19,7 +19,7 @@ from seq2seq.checkpoints import Run, load_run
 from seq2seq.config import Config, RNNConfig, TransformerConfig, validate
 from seq2seq.corpora import Pair, ParallelCorpus, load_corpus
 from seq2seq.corpora.passages import join_verses
-from seq2seq.evaluation.record import CorpusFacts, Evaluation, Sample, Sentence, save_evaluation, training_progress
+from seq2seq.evaluation.record import JOINED, CorpusFacts, Evaluation, Sample, Sentence, save_evaluation, training_progress
 from seq2seq.evaluation.scores import UNSPACED, Scores, score, word_list
 from seq2seq.tokenizer import Tokenizers
 from seq2seq.translation import Translator
@@ -102,7 +102,7 @@ def split_name(split: str, join: Sequence[int] = ()) -> str:
     >>> split_name("test"), split_name("test", [2, 3])
     ('test', 'test.joined-2-3')
     """
-    return split + (".joined-" + "-".join(map(str, join)) if join else "")
+    return split + (JOINED + "-".join(map(str, join)) if join else "")
 
 
 def _passages(pairs: Sequence[Pair], join: Sequence[int], log: Callable[[str], Any]) -> list[Pair]:

@@ -156,8 +156,8 @@ def print_table(console: Console, title: str, header: Sequence[str], rows: Seque
 
 def print_evaluation(console: Console, evaluation: Evaluation) -> None:
     """The table by length, the signatures, and sample translations."""
-    corpus, decoding = evaluation.corpus, evaluation.decoding
-    title = f"{evaluation.run}: {corpus.title}, {evaluation.split}, 95 % intervals"
+    decoding = evaluation.decoding
+    title = f"{evaluation.run}: {evaluation.title}, 95 % intervals"
     print_table(console, title, *length_table(evaluation))
 
     def say(text: str = "") -> None:

@@ -343,6 +343,7 @@ def test_passages_take_the_place_of_verses(make_run, monkeypatch):
     evaluation = evaluate_run(folder, join=(2, 3), log=said.append)
     assert said[0] == "2 passages of 2 consecutive verses; 1 verses left over at ends of chapters"
     assert (evaluation.split, evaluation.n) == ("test.joined-2-3", 3)
+    assert evaluation.title.endswith("test, passages of 2, 3 verses")
     kept = load_sentences(folder, "test.joined-2-3")
     assert [(each.id, each.source, each.length) for each in kept] == [
         ("Ruth.1.1-2", "a b a", 3),
