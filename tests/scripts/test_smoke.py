@@ -130,7 +130,9 @@ def test_mistakes_end_as_one_line(runs, tmp_path):
         assert expected in result.stderr
 
 
-@pytest.mark.parametrize("script", ["train", "evaluate", "compare", "translate", "score", "align", "visualize", "prepare_data"])
+@pytest.mark.parametrize(
+    "script", ["train", "evaluate", "compare", "translate", "score", "align", "score_alignment", "visualize", "prepare_data"]
+)
 def test_every_script_explains_itself(script):
     result = run_script(f"scripts/{script}.py", "--help")
     assert f"python scripts/{script}.py" in result.stdout

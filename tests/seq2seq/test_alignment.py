@@ -258,14 +258,19 @@ def test_heat_maps_show_words_and_the_end(tokenizer, tmp_path, model, names):
         draw_attention(run, "", "x", tmp_path)
 
 
+def script(name):
+    path = Path(__file__).parents[2] / "scripts" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"{name}_script", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def test_the_script_writes_files_and_prints_a_table(tokenizer, tmp_path, monkeypatch, capsys):
     save_run(run_of(tokenizer), tmp_path)
     for name, lines in (("s", SOURCES), ("t", TARGETS), ("gold", ["0-0 1p1", "0-1", "", "0-0"])):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
-    script = Path(__file__).parents[2] / "scripts" / "align.py"
-    spec = importlib.util.spec_from_file_location("align_script", script)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = script("align")
     files = {name: tmp_path / name for name in ("s", "t", "gold")}
     module.main(tmp_path, files["s"], files["t"], tmp_path / "out", gold=files["gold"], swap_gold=True)
     out = capsys.readouterr().out
@@ -273,3 +278,17 @@ def test_the_script_writes_files_and_prints_a_table(tokenizer, tmp_path, monkeyp
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"naive.pharaoh", "shifted.pharaoh", "alignment.json"}
     assert len(read_links(tmp_path / "out" / "naive.pharaoh")) == 4
     assert set(json.loads((tmp_path / "out" / "alignment.json").read_text())) == {"naive", "shifted"}
+
+
+def test_links_of_another_aligner_are_scored(tmp_path, capsys):
+    """By hand: two sure links and one possible; forward finds one of the sure, one wrong, reverse both sure and the possible."""
+    for name, lines in (("gold", ["0-0 1p1", "1-0"]), ("forward", ["0-0", "0-0"]), ("reverse", ["0-0 1-1", "1-0"])):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    score = script("score_alignment").main
+    score(tmp_path / "forward", tmp_path / "gold", reverse=tmp_path / "reverse")
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    error_rates = {row[0]: row[1] for row in rows if row and row[-1] in "1234"}
+    assert error_rates == {"links": "50.0", "reverse": "0.0", "intersection": "33.3", "union": "16.7", "grow-diag": "25.0"}
+    (tmp_path / "forward").write_text("0-0\n")
+    with pytest.raises(AlignmentError, match=r"forward: expected a line for each of 2 pairs of .*gold, got 1"):
+        score(tmp_path / "forward", tmp_path / "gold")
