@@ -28,25 +28,27 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def save_figure(figure: Figure, path: str | Path) -> None:
+def save_figure(figure: Figure, path: str | Path, padding: float = 0.15) -> None:
     """Write `figure` with nothing cut off, and no date or version in it.
 
     Args:
         figure: drawn on its canvas.
         path: ends in .svg for an SVG, which has no background; anything else is a PNG.
+        padding: inches around what is drawn.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     options = _SVG if path.suffix == ".svg" else _PNG
     with warnings.catch_warnings(), matplotlib.rc_context(_SVG_SETTINGS):
         warnings.filterwarnings("ignore", message=r"Glyph \d+", category=UserWarning)  # labels.text_style has said so
-        figure.savefig(path, bbox_inches="tight", pad_inches=0.15, **options)
+        figure.savefig(path, bbox_inches="tight", pad_inches=padding, **options)
 
 
 def curve_style(index: int) -> dict[str, str]:
-    """Colour, marker and line of curve `index`; 28 curves differ."""
+    """Colour, marker and line of curve `index`; 28 curves differ, those of one colour in marker and line."""
     count = len(COLOURS)
-    return {"color": COLOURS[index % count], "marker": MARKERS[index % count], "linestyle": LINES[index // count % len(LINES)]}
+    turn = index // count
+    return {"color": COLOURS[index % count], "marker": MARKERS[(index + turn) % count], "linestyle": LINES[turn % len(LINES)]}
 
 
 def plain_axes(axes: Axes) -> None:

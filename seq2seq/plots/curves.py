@@ -11,6 +11,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 
 from seq2seq.plots.canvas import curve_style, new_figure, plain_axes, save_figure
 from seq2seq.plots.labels import text_style
@@ -49,6 +50,7 @@ def plot_by_length(
     length_unit: str = "words",
     longest_training_length: int | None = None,
     min_sentences: int = 30,
+    legend: bool = True,
 ) -> None:
     """Draw scores against source length, with their intervals, n of each bucket under the axis, and gaps where hidden.
 
@@ -60,6 +62,7 @@ def plot_by_length(
         length_unit: what lengths count.
         longest_training_length: marked with a vertical line; None or 0 marks nothing.
         min_sentences: told in the note about gaps.
+        legend: which curve is whose, at the right.
 
     Raises:
         ValueError: no curves, or curves over different buckets.
@@ -78,20 +81,22 @@ def plot_by_length(
     _label_buckets(figure, axes, buckets)
     if longest_training_length:
         _mark_training_length(axes, longest_training_length)
-    legend = axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    for text in legend.get_texts():
-        text.set(**style)
+    if legend:
+        _style_legend(axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5)), style)
     _note_gaps(axes, curves, metric, min_sentences)
     save_figure(figure, path)
 
 
-def plot_training_curves(path: str | Path, runs: Mapping[str, Sequence[Mapping[str, Any]]], *, title: str = "") -> None:
+def plot_training_curves(
+    path: str | Path, runs: Mapping[str, Sequence[Mapping[str, Any]]], *, title: str = "", legend: bool = True
+) -> None:
     """Draw dev loss and dev BLEU (token accuracy where no BLEU was measured) against steps and minutes.
 
     Args:
         path: PNG to write, or SVG where it ends in .svg.
         runs: for each label the records of metrics.jsonl.
         title: above the figure.
+        legend: which curve is whose, at the right.
     """
     dev = {label: [record for record in records if record.get("kind") == "dev"] for label, records in runs.items()}
     has_bleu = any(record.get("dev_bleu") is not None for records in dev.values() for record in records)
@@ -112,12 +117,25 @@ def plot_training_curves(path: str | Path, runs: Mapping[str, Sequence[Mapping[s
         grid[row, 0].set_ylabel(_DEV_METRICS[metric])
     grid[1, 0].set_xlabel("steps")
     grid[1, 1].set_xlabel("minutes of training")
-    handles, labels = grid[0, 0].get_legend_handles_labels()
-    legend = figure.legend(handles, labels, frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(0.91, 0.5))
-    for text in legend.get_texts():
-        text.set(**style)
+    if legend:
+        handles = grid[0, 0].get_legend_handles_labels()
+        _style_legend(figure.legend(*handles, frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(0.91, 0.5)), style)
     figure.suptitle(title, x=0.125, y=0.94, ha="left", **style)
     save_figure(figure, path)
+
+
+def plot_curve_sample(path: str | Path, index: int) -> None:
+    """Draw a short piece of curve `index`, for a legend outside the figure."""
+    figure = new_figure(0.42, 0.16)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    axes.plot([0, 1, 2], [0, 0, 0], linewidth=1.8, markersize=6, markevery=[1], **curve_style(index))
+    save_figure(figure, path, padding=0.02)
+
+
+def _style_legend(legend: Legend, style: Mapping[str, Any]) -> None:
+    for text in legend.get_texts():
+        text.set(**style)
 
 
 def _shared_buckets(curves: Sequence[Curve]) -> list[Point]:

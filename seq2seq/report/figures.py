@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,7 +15,7 @@ from matplotlib.colors import to_hex
 
 from seq2seq.evaluation import METRICS, Evaluation
 from seq2seq.evaluation.record import curve_of
-from seq2seq.plots import plot_by_length, plot_training_curves
+from seq2seq.plots import plot_by_length, plot_curve_sample, plot_training_curves
 
 _LINKS = ("{http://www.w3.org/1999/xlink}href", "clip-path")
 # the greys of seq2seq.plots and the black of letters and axes follow the page, light or dark; curves keep their colours
@@ -37,6 +37,7 @@ def length_figure(evaluations: Mapping[str, Evaluation], metric: str) -> Markup:
             length_unit=first.scores.length_unit,
             longest_training_length=max(e.corpus.longest_training_length for e in evaluations.values()),
             min_sentences=first.scores.min_bleu_sentences,
+            legend=False,
         )
 
     description = f"{METRICS[metric]} by source length of {'; '.join(evaluations)}. The table below has the numbers."
@@ -46,7 +47,16 @@ def length_figure(evaluations: Mapping[str, Evaluation], metric: str) -> Markup:
 def training_figure(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> Markup:
     """Dev loss and dev score of every run against steps and minutes, from the lines of metrics.jsonl."""
     description = f"Loss and score on the dev text against steps and minutes of training of {'; '.join(records)}."
-    return inline_svg(lambda path: plot_training_curves(path, records), "training", description)
+    return inline_svg(lambda path: plot_training_curves(path, records, legend=False), "training", description)
+
+
+def legend(labels: Iterable[str], name: str) -> dict[str, Markup]:
+    """A piece of the curve of each run, for the page to write beside its label: outside the figure `name`, where it wraps."""
+
+    def sample(index: int) -> Markup:
+        return inline_svg(lambda path: plot_curve_sample(path, index), f"{name}{index}", "")
+
+    return {label: sample(index) for index, label in enumerate(labels)}
 
 
 def inline_svg(draw: Callable[[Path], None], name: str, description: str) -> Markup:
@@ -55,7 +65,7 @@ def inline_svg(draw: Callable[[Path], None], name: str, description: str) -> Mar
     Args:
         draw: writes an SVG file of matplotlib.
         name: precedes the ids of the element, which are to be unique in the page.
-        description: what a screen reader says instead.
+        description: what a screen reader says instead; an empty one says that there is nothing to say.
     """
     with TemporaryDirectory() as folder:
         path = Path(folder) / "figure.svg"
@@ -67,7 +77,8 @@ def inline_svg(draw: Callable[[Path], None], name: str, description: str) -> Mar
         _rewrite(element, name, ids)
     natural = float(root.attrib.pop("width").removesuffix("pt")) * _PIXELS_PER_POINT
     del root.attrib["height"]
-    root.attrib |= {"role": "img", "aria-label": description, "fill": "currentColor", "style": f"--natural: {natural:.0f}px"}
+    root.attrib |= {"role": "img", "aria-label": description} if description else {"aria-hidden": "true"}
+    root.attrib |= {"fill": "currentColor", "style": f"--natural: {natural:.0f}px"}
     return Markup(ElementTree.tostring(root, encoding="unicode"))
 
 

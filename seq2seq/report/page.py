@@ -11,9 +11,8 @@ from markupsafe import Markup
 
 from seq2seq.evaluation import METRICS, Comparison, Evaluation, Sentence, load_sentences
 from seq2seq.evaluation.record import read_metrics
-from seq2seq.plots.canvas import curve_style
 from seq2seq.report.alignments import AttentionCall, Choice, choose_sentences, run_attention, sentence_name, viewer_data
-from seq2seq.report.figures import length_figure, training_figure
+from seq2seq.report.figures import legend, length_figure, training_figure
 from seq2seq.report.tables import difference_table, length_table, overall_table, runs_table, versions_table
 
 _FOLDER = Path(__file__).parent
@@ -88,11 +87,11 @@ def _contents(
         "source_language": source,
         "target_language": target,
         "runs": runs_table(evaluations, folders, records),
-        "colours": [_page_colour(curve_style(index)["color"]) for index in range(len(evaluations))],
         "overall": overall_table(evaluations),
         "lengths": _lengths(evaluations),
         "differences": difference_table(comparison.tests, first.scores.headline, first.scores.length_unit),
         "training": training_figure(records),
+        "training_legend": legend(records, "training"),
         "untold": [label for label, lines in records.items() if not lines],
         "samples": _samples(choices, sentences, first.scores.length_unit),
         "viewer": viewer_data(evaluations, folders, choices, sentences, attention, log),
@@ -106,15 +105,18 @@ def _contents(
     }
 
 
-def _page_colour(colour: str) -> str:
-    """Black curves are drawn in the ink of the page."""
-    return "currentColor" if colour == "#000000" else colour
-
-
 def _lengths(evaluations: Mapping[str, Evaluation]) -> list[dict[str, Any]]:
     """The headline metric and chrF over source length."""
     metrics = dict.fromkeys((next(iter(evaluations.values())).scores.headline, "chrf"))
-    return [{"name": METRICS[m], "figure": length_figure(evaluations, m), "table": length_table(evaluations, m)} for m in metrics]
+    return [
+        {
+            "name": METRICS[metric],
+            "legend": legend(evaluations, metric),
+            "figure": length_figure(evaluations, metric),
+            "table": length_table(evaluations, metric),
+        }
+        for metric in metrics
+    ]
 
 
 def _samples(choices: Sequence[Choice], sentences: Mapping[str, Sequence[Sentence]], unit: str) -> list[dict[str, Any]]:

@@ -80,6 +80,14 @@ def test_figures_take_the_colours_of_the_page_and_keep_those_of_the_curves(repor
         assert "<style" not in figure
 
 
+def test_the_legend_stands_outside_the_figures(report):
+    legends = re.findall(r'<ul class="legend">(.*?)</ul>', report[1], re.DOTALL)
+    assert len(legends) == 3
+    for legend in legends:
+        assert legend.count('aria-hidden="true"') == legend.count("<li>") == 3
+        assert all(colour in legend for colour in ("#0072b2", "#d55e00", "#009e73"))
+
+
 def test_text_is_escaped_wherever_it_stands(report):
     page = Page(report[1])
     assert not page.all("b") + page.all("config") + page.all("tied") + page.all("text<")
@@ -89,7 +97,7 @@ def test_text_is_escaped_wherever_it_stands(report):
     assert page.texts["dt", TRANSFORMER] == 2
     assert page.texts["dt", f"{TRANSFORMER} (not finished)"] == 1
     assert page.texts["dd", ARABIC] == 1
-    assert page.texts["text", TRANSFORMER] == 3  # the legends
+    assert page.texts["li", TRANSFORMER] == 3  # the legends
     viewer = viewer_of(report[1])
     assert viewer["sentences"][2]["source"] == [*NASTY.split(), "</s>"]
     assert viewer["models"][2]["name"] == TRANSFORMER
