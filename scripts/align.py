@@ -1,6 +1,6 @@
 """Link the words of sentences and given translations by a run's attention.
 
-python scripts/align.py runs/x --source s.txt --target t.txt --out runs/x/align --gold st.talp
+python scripts/align.py runs/x --source s.txt --target t.txt --gold st.talp
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ def main(
     run: tyro.conf.Positional[Path],
     source: Path,
     target: Path,
-    out: Path,
+    out: Path | None = None,
     gold: Path | None = None,
     swap_gold: bool = False,
     reverse: Path | None = None,
@@ -32,7 +32,7 @@ def main(
         run: Folder of the run.
         source: UTF-8 text, one sentence a line; words stand between spaces.
         target: A translation of each.
-        out: Folder that receives a file of links (Pharaoh format) for each layer, head and reading.
+        out: Folder that receives a file of links (Pharaoh format) for each layer, head and reading; <run>/align if not given.
         gold: Links made by people (talp format), to score against.
         swap_gold: The gold alignment has the target word first.
         reverse: A run of the other direction; its links are joined with those of the run.
@@ -47,6 +47,7 @@ def main(
         sentences = read_sentences((source,)), read_sentences((target,))
         options = {"gold": links, "reverse": backward, "symmetrization": symmetrization, "progress": progress}
         alignment = align(load_run(run, checkpoint), *sentences, **options)
+    out = out or run / "align"
     files = write_alignment(alignment, out)
     if alignment.scores:
         print_table(result_console(), f"{gold}: 95 % intervals", *score_table(alignment.scores, with_interval))

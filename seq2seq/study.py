@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,21 @@ def run_folder(config: Path, root: Path = Path("runs")) -> Path:
     parts = config.with_suffix("").parts
     below = parts[len(parts) - parts[::-1].index("configs") :] if "configs" in parts else parts[-1:]
     return root.joinpath(*below)
+
+
+def comparison_folder(folders: Sequence[Path], split: str) -> Path:
+    """Where the comparison of runs lies: beside them.
+
+    Args:
+        folders: of the runs.
+        split: the text they are compared on, as files call it.
+
+    >>> print(comparison_folder([Path("runs/length/rnn_none"), Path("runs/length/rnn_additive")], "test"))
+    runs/length/compare/test
+    """
+    parents = [folder.resolve().parent for folder in folders]
+    folder = Path(os.path.commonpath(parents)) / "compare" / split
+    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
 
 def has_ended(config: Path, folder: Path) -> bool:

@@ -9,7 +9,7 @@ paired_tests  which of two systems is better on the same text (significance.py)
 from seq2seq.evaluation.bootstrap import Estimate
 from seq2seq.evaluation.comparison import Comparison, compare_runs
 from seq2seq.evaluation.record import Evaluation, Sentence, evaluation_files, load_evaluation, load_sentences
-from seq2seq.evaluation.run import SPLITS, evaluate_run
+from seq2seq.evaluation.run import SPLITS, evaluate_run, split_name
 from seq2seq.evaluation.scores import METRICS, Bucket, Scores, SliceScores, score
 from seq2seq.evaluation.significance import PairedTest, paired_tests
 
@@ -31,4 +31,5 @@ __all__ = [
     "load_sentences",
     "paired_tests",
     "score",
+    "split_name",
 ]

@@ -36,7 +36,7 @@ def runs(tmp_path_factory):
     """The three toy runs, trained and compared (which evaluates them)."""
     folder = tmp_path_factory.mktemp("toy")
     output = {model: train_toy(model, folder).stdout for model in MODELS}
-    compared = run_script("scripts/compare.py", *(folder / model for model in MODELS), "--out", folder / "compare")
+    compared = run_script("scripts/compare.py", *(folder / model for model in MODELS))
     return folder, output, compared
 
 
@@ -66,7 +66,7 @@ def test_training_says_what_it_does(runs):
 def test_comparison_writes_table_and_figures(runs):
     folder, _, compared = runs
     for name in ("compare.md", "compare.json", "token_accuracy_by_length.png", "training_curves.png", "report.html"):
-        assert (folder / "compare" / name).stat().st_size > 100
+        assert (folder / "compare" / "test" / name).stat().st_size > 100
         assert name in compared.stdout
     assert "Transformer" in compared.stdout
 

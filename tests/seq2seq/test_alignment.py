@@ -272,12 +272,12 @@ def test_the_script_writes_files_and_prints_a_table(tokenizer, tmp_path, monkeyp
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
     module = script("align")
     files = {name: tmp_path / name for name in ("s", "t", "gold")}
-    module.main(tmp_path, files["s"], files["t"], tmp_path / "out", gold=files["gold"], swap_gold=True)
+    module.main(tmp_path, files["s"], files["t"], gold=files["gold"], swap_gold=True)
     out = capsys.readouterr().out
     assert all(text in out for text in ("AER", "no links for 1 pairs", "wrote 3 files"))
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"naive.pharaoh", "shifted.pharaoh", "alignment.json"}
-    assert len(read_links(tmp_path / "out" / "naive.pharaoh")) == 4
-    assert set(json.loads((tmp_path / "out" / "alignment.json").read_text())) == {"naive", "shifted"}
+    assert {path.name for path in (tmp_path / "align").iterdir()} == {"naive.pharaoh", "shifted.pharaoh", "alignment.json"}
+    assert len(read_links(tmp_path / "align" / "naive.pharaoh")) == 4
+    assert set(json.loads((tmp_path / "align" / "alignment.json").read_text())) == {"naive", "shifted"}
 
 
 def test_links_of_another_aligner_are_scored(tmp_path, capsys):
