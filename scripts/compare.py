@@ -1,6 +1,7 @@
 """Compare trained runs: one table, one figure of scores over source length, one of training, and one page with everything.
 
 python scripts/compare.py runs/a runs/b runs/c
+
 python scripts/compare.py configs/length/*.toml --train-missing
 """
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import jax
-import sacrebleu
 from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from seq2seq.batches import encode_pairs, eval_batches
+from seq2seq.bleu import bleu_metric
 from seq2seq.config import Config
 from seq2seq.corpora import Pair
 from seq2seq.tokenizer import Tokenizers
@@ -38,6 +38,7 @@ class Validation:
         self.pairs = [pairs[i] for i in chosen]
         self.sources = [list(encoded[i].source) for i in chosen]
         self.greedy = replace(config.decoding, search="beam", beam_size=1, n_best=1)
+        self.bleu = bleu_metric(config.corpus.pair.split("-")[-1])
         self.eval_step = make_eval_step(graphdef)
 
     def measure(self, params: PyTree) -> tuple[dict[str, float], list[Sample]]:
@@ -49,7 +50,7 @@ class Validation:
             return figures, []
         decoded = decode_corpus(nnx.merge(self.graphdef, params), self.sources, self.greedy, self.config.batches)
         produced = [self.tokenizers.target.decode(hypotheses[0].ids) for hypotheses in decoded]
-        figures["dev_bleu"] = sacrebleu.corpus_bleu(produced, [[pair.target for pair in self.pairs]]).score
+        figures["dev_bleu"] = self.bleu.corpus_score(produced, [[pair.target for pair in self.pairs]]).score
         samples = [Sample(pair.source, pair.target, text) for pair, text in zip(self.pairs, produced, strict=True)]
         return figures, [samples[i] for i in self._by_length((0.25, 0.75))]
 

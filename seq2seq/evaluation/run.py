@@ -15,12 +15,13 @@ import jax
 from flax import nnx
 
 from seq2seq.batches import encode_pairs
+from seq2seq.bleu import UNSPACED
 from seq2seq.checkpoints import Run, load_run
 from seq2seq.config import Config, RNNConfig, TransformerConfig, validate
 from seq2seq.corpora import Pair, ParallelCorpus, load_corpus
 from seq2seq.corpora.passages import join_verses
 from seq2seq.evaluation.record import JOINED, CorpusFacts, Evaluation, Sample, Sentence, save_evaluation, training_progress
-from seq2seq.evaluation.scores import UNSPACED, Scores, score, word_list
+from seq2seq.evaluation.scores import Scores, score, word_list
 from seq2seq.tokenizer import Tokenizers
 from seq2seq.translation import Translator
 from seq2seq.translation.decode import ProgressCall

@@ -12,16 +12,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics import CHRF
 
+from seq2seq.bleu import UNSPACED, bleu_metric
 from seq2seq.config import EvaluationConfig
 from seq2seq.evaluation.bootstrap import Estimate, Statistics
 
 METRICS = {"bleu": "BLEU", "chrf": "chrF", "token_accuracy": "token accuracy"}
-UNSPACED = frozenset({"zh", "ja", "th", "lo", "km", "my"})
-"""Languages written without spaces between words; their lengths are counted in characters."""
-
-_BLEU_TOKENIZERS = dict.fromkeys(UNSPACED, "char") | {"zh": "zh"}
 _MAX_TOKENISED = 0.1
 
 
@@ -184,8 +181,7 @@ def sentence_statistics(
             rows = [agreement(h.split(), r.split()) for h, r in zip(hypotheses, references, strict=True)]
             compute, signature = _accuracy, "positions that agree / longer of the two lengths|words"
         else:
-            # force=True turns off sacrebleu's log line about tokenised text, which looks at 100 lines whatever n is
-            metric = CHRF() if name == "chrf" else BLEU(tokenize=_BLEU_TOKENIZERS.get(language, "13a"), force=True)
+            metric = CHRF() if name == "chrf" else bleu_metric(language)
             rows = metric._extract_corpus_statistics(list(hypotheses), [list(references)])
             compute = lambda sums, metric=metric: metric._compute_score_from_stats(sums).score  # noqa: E731
             signature = metric.get_signature().format()
