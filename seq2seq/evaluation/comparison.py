@@ -153,13 +153,25 @@ def _buckets(evaluation: Evaluation) -> str:
 
 def _labels(evaluations: Sequence[Evaluation], folders: Sequence[Path]) -> list[str]:
     """The kind of model where that tells the runs apart, else with as much of the path as does."""
-    kinds = Counter(evaluation.model for evaluation in evaluations)
+    models = tell_positions([evaluation.model for evaluation in evaluations])
+    kinds = Counter(models)
     names = Counter(folder.resolve().name for folder in folders)
     labels = []
-    for evaluation, folder in zip(evaluations, folders, strict=True):
+    for model, folder in zip(models, folders, strict=True):
         name = folder.resolve().name if names[folder.resolve().name] == 1 else str(folder)
-        labels.append(evaluation.model if kinds[evaluation.model] == 1 else f"{evaluation.model} ({name})")
+        labels.append(model if kinds[model] == 1 else f"{model} ({name})")
     return labels
+
+
+def tell_positions(models: Sequence[str]) -> list[str]:
+    """The paper's positions are named too where they stand beside others.
+
+    >>> tell_positions(["RNN, no attention", "Transformer"]), tell_positions(["Transformer", "Transformer, rope positions"])
+    (['RNN, no attention', 'Transformer'], ['Transformer, sinusoidal positions', 'Transformer, rope positions'])
+    """
+    if not any(model.startswith("Transformer, ") for model in models):
+        return list(models)
+    return ["Transformer, sinusoidal positions" if model == "Transformer" else model for model in models]
 
 
 def _notes(evaluations: Mapping[str, Evaluation]) -> list[str]:
