@@ -8,7 +8,7 @@ from typing import Literal
 
 import tyro
 
-from seq2seq.alignment import Gold, align, read_gold, score_table, swapped, write_alignment
+from seq2seq.alignment import align, read_gold, score_table, write_alignment
 from seq2seq.checkpoints import load_run
 from seq2seq.cli import report_errors
 from seq2seq.evaluation.tables import print_table, result_console, with_interval
@@ -39,9 +39,7 @@ def main(
         symmetrization: How they are joined.
         checkpoint: Which checkpoint of the runs.
     """
-    links = read_gold(gold) if gold else None
-    if links and swap_gold:
-        links = [Gold(swapped(each.sure), swapped(each.possible)) for each in links]
+    links = read_gold(gold, swap=swap_gold) if gold else None
     backward = load_run(reverse, checkpoint) if reverse else None
     with TranslationProgress("aligning", "aligned") as progress:
         sentences = read_sentences((source,)), read_sentences((target,))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tyro
 
-from seq2seq.alignment import SYMMETRIZATIONS, AlignmentError, Gold, read_gold, read_links, score_alignment, score_table, swapped
+from seq2seq.alignment import SYMMETRIZATIONS, AlignmentError, read_gold, read_links, score_alignment, score_table
 from seq2seq.cli import report_errors
 from seq2seq.evaluation.tables import print_table, result_console, with_interval
 
@@ -22,9 +22,7 @@ def main(links: tyro.conf.Positional[Path], gold: Path, reverse: Path | None = N
             two are joined in every way: intersection, union, grow-diag.
         swap_gold: The gold alignment has the target word first.
     """
-    answers = read_gold(gold)
-    if swap_gold:
-        answers = [Gold(swapped(each.sure), swapped(each.possible)) for each in answers]
+    answers = read_gold(gold, swap=swap_gold)
     files = {"links": links} | ({"reverse": reverse} if reverse else {})
     found = {name: read_links(path) for name, path in files.items()}
     for name, path in files.items():

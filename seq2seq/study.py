@@ -26,9 +26,11 @@ def study_runs(
         log: receives a line about each training.
 
     Raises:
-        ConfigError: a run that has not ended and is not to be trained.
+        ConfigError: nothing given, or a run that has not ended and is not to be trained.
         SystemExit: Ctrl-C or SIGTERM during a training, after its state was saved; the same call goes on from there.
     """
+    if not given:
+        raise ConfigError("runs", "at least one run folder or config file", "none")
     folders = []
     for number, path in enumerate(given, 1):
         folder = run_folder(path, root) if path.suffix == ".toml" else path

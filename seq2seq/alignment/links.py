@@ -75,9 +75,10 @@ def swapped(links: Links) -> Links:
     return frozenset((target, source) for source, target in links)
 
 
-def read_gold(path: str | Path) -> list[Gold]:
-    """The gold alignment of each line of a file."""
-    return [parse_gold(line, f"{path}: line {number}") for number, line in enumerate(_lines(path), 1)]
+def read_gold(path: str | Path, *, swap: bool = False) -> list[Gold]:
+    """The gold alignment of each line of a file; `swap` where the file has the target word first."""
+    gold = [parse_gold(line, f"{path}: line {number}") for number, line in enumerate(_lines(path), 1)]
+    return [Gold(swapped(each.sure), swapped(each.possible)) for each in gold] if swap else gold
 
 
 def read_links(path: str | Path) -> list[Links]:

@@ -56,6 +56,8 @@ def test_nothing_is_trained_unasked(tmp_path, trained):
     write_steps(tmp_path / "runs" / "length" / "half", 50)
     with pytest.raises(ConfigError, match=r"--train-missing trains it\), got 50 steps in .*length/half"):
         study.study_runs([path], root=tmp_path / "runs")
+    with pytest.raises(ConfigError, match="runs: expected at least one run folder or config file, got none"):
+        study.study_runs([])
     assert trained == []
 
 
