@@ -164,9 +164,10 @@ def derivatives_of_both_modes_and_orders(mechanism):
     def slopes(flat):
         """Of the context and of the gradient, by differentiation and by differences."""
         forward = jax.jvp(context, (flat,), (direction,))[1], along(context, flat)
+        of_gradient = along(gradient, flat)
         forward_over_reverse = jax.jvp(gradient, (flat,), (direction,))[1]
         reverse_over_reverse = jax.grad(lambda flat: gradient(flat) @ direction)(flat)
-        return forward, (forward_over_reverse, along(gradient, flat)), (reverse_over_reverse, along(gradient, flat))
+        return forward, (forward_over_reverse, of_gradient), (reverse_over_reverse, of_gradient)
 
     for slope, difference in slopes(flat):
         close(slope, difference, 1e-7)
