@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -16,6 +17,7 @@ from seq2seq.evaluation.significance import PairedTest
 
 DASH = "–"
 _PIPE_WIDTH = 120
+_GAP = 2  # characters between columns
 _METRIC_ORDER = ("token_accuracy", "bleu", "chrf")
 
 
@@ -144,14 +146,47 @@ def result_console() -> Console:
 
 
 def print_table(console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; cells are plain text, whatever brackets they hold."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for index, name in enumerate(header):
-        intervals = any("[" in row[index] for row in rows)
-        table.add_column(name, justify="right" if index else "left", overflow="fold", no_wrap=intervals)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console.print(table)
+    """Print a table; cells are plain text, whatever brackets they hold.
+
+    Where not all columns fit, it is printed in parts, each with the first column: headers and the first column may wrap, other
+    cells are never cut or broken.
+    """
+    for number, widths in enumerate(_parts(header, rows, console.width)):
+        table = Table(title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+        table.title = None if number else title
+        for index, width in widths.items():
+            table.add_column(header[index], justify="right" if index else "left", overflow="fold", width=width)
+        for row in rows:
+            table.add_row(*(Text(row[index]) for index in widths))
+        console.print(table)
+
+
+def _parts(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[dict[int, int]]:
+    """Columns of each part of a table in `width` characters, and how wide they are: the first, and as many others as fit.
+
+    >>> _parts(["model", "a", "b", "long header"], [["x", "12345", "12345", "12345"]], 24)
+    [{0: 5, 1: 5, 2: 5}, {0: 5, 3: 11}]
+    """
+    columns = [[cell, *(row[index] for row in rows)] for index, cell in enumerate(header)]
+    longest = [max(map(cell_len, cells)) for cells in columns]
+    # What may wrap takes at least its longest word, and the room that is left over.
+    least = [
+        max(cell_len(word) for n, cell in enumerate(cells) for word in (cell.split() or [""] if 0 in (n, index) else [cell]))
+        for index, cells in enumerate(columns)
+    ]
+    parts = [{0: least[0]}]
+
+    def taken(part: dict[int, int]) -> int:
+        return sum(part.values()) + _GAP * len(part)
+
+    for index in range(1, len(header)):
+        if taken(parts[-1]) + least[index] + _GAP > width and len(parts[-1]) > 1:
+            parts.append({0: least[0]})
+        parts[-1][index] = least[index]
+    for part in parts:
+        for index in part:
+            part[index] += max(min(longest[index] - part[index], width - taken(part)), 0)
+    return parts
 
 
 def print_evaluation(console: Console, evaluation: Evaluation) -> None:

@@ -425,6 +425,19 @@ def test_table_of_a_translation_fits_eighty_columns(make_run):
     assert all(" ".join(row) in lines for row in rows)
 
 
+def test_a_table_of_many_runs_is_printed_in_parts_that_fit():
+    """Ten runs side by side, as for the configs of a study: no cell is cut or broken, and each part names its rows."""
+    runs = [f"Transformer, kind {i} of positions" for i in range(10)]
+    rows = [[f"BLEU {label}", *(f"{10 + i}.{label} [9.5, 12.1]" for i in range(10))] for label in "123"]
+    text = io.StringIO()
+    print_table(Console(file=text, width=80), "title", ["model", *runs], rows)
+    printed = text.getvalue()
+    assert max(map(len, printed.splitlines())) <= 80
+    assert all(cell in printed for row in rows for cell in row[1:])
+    assert printed.count("BLEU 1") == printed.count("BLEU 3") == printed.count("model") > 1
+    assert printed.count("title") == 1
+
+
 def test_compare_evaluates_what_is_missing_or_outdated_and_nothing_else(make_run, tmp_path):
     folders = [make_run("a", model=RNNConfig(attention="none")), make_run("b"), make_run("c", model=TransformerConfig())]
     evaluated = []
