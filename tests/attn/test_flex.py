@@ -31,6 +31,7 @@ def dense(query, key, value, table):
     return attn.dot_product_attention(query, key, value, bias=bias, is_causal=True, query_offset=3, implementation="dense")
 
 
+@pytest.mark.usefixtures("quick_compilation")
 def test_learned_relative_bias_has_the_gradients_of_dense_in_both_modes_and_orders():
     def derivatives(attend, *arrays):
         gradient = jax.grad(lambda *arrays: (jnp.sin(attend(*arrays)) * WEIGHT).sum(), argnums=(0, 1, 2, 3))

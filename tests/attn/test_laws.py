@@ -181,7 +181,7 @@ def half_precision(mechanism):
         low = [x.astype(dtype) for x in (query, key, value)]
         context = jitted(mechanism.attend)(*low, None)
         assert context.dtype == dtype
-        exact = mechanism.attend(*(x.astype(jnp.float32) for x in low), None)
+        exact = jitted(mechanism.attend)(*(x.astype(jnp.float32) for x in low), None)
         # Twice the rounding of a context that is computed exactly and then stored: less than a dense computation in `dtype` errs.
         close(context, exact, 2 * float(jnp.max(jnp.abs(exact))) * float(jnp.finfo(dtype).eps))
 

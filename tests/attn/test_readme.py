@@ -11,7 +11,7 @@ TEXT = PATH.read_text(encoding="utf-8")
 FUNCTIONS = {name for name in attn.__all__ if not isinstance(getattr(attn, name), type)}
 
 
-def test_examples_print_what_they_show():
+def test_examples_print_what_they_show(quick_compilation):
     flags = doctest.NORMALIZE_WHITESPACE
     failed, tried = doctest.testfile(str(PATH), module_relative=False, optionflags=flags)
     assert failed == 0

@@ -24,7 +24,7 @@ from seq2seq.training import Trainer, train
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.usefixtures("programs_are_kept")
+pytestmark = pytest.mark.usefixtures("quick_compilation_of_the_file")
 
 
 def latest_state(run_dir):

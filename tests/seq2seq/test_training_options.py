@@ -21,7 +21,7 @@ from seq2seq.model import build_model
 from seq2seq.train_step import data_mesh, init_state, make_train_step
 from seq2seq.training import train
 
-pytestmark = pytest.mark.usefixtures("programs_are_kept", "quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 SOURCE, TARGET_IN, _ = random_batch()
@@ -175,7 +175,7 @@ def test_deeper_encoders(tmp_path):
         assert len(deep.encoder) == next(iter(one.values()))
         count = lambda model: sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))  # noqa: E731
         assert count(deep) > count(shallow)
-        gradient = nnx.grad(lambda model: jnp.sum(model(source, target) ** 2))(deep)
+        gradient = nnx.jit(nnx.grad(lambda model: jnp.sum(model(source, target) ** 2)))(deep)
         for layer in gradient["encoder"].values():
             assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(layer) if leaf.ndim > 1)
     for model in (replace(TRANSFORMER, encoder_layers=2), replace(RNN, encoder_layers=2)):
