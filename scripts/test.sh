@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Sets up .venv and runs every check: ruff, import-linter, pytest.  Needs Python >= 3.11 with pip; 28 minutes on two cores.
+# Sets up .venv and runs every check: ruff, import-linter, pytest.  Needs Python >= 3.11 with pip; 24 to 46 minutes on two cores
+# of a shared machine; -n 8 takes eight processes instead of two.
 #     bash scripts/test.sh [arguments of pytest]
 set -euo pipefail
 cd "$(dirname "$0")/.."
