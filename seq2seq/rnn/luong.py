@@ -6,11 +6,16 @@
                  monotonic   p_t = t
                  predictive  p_t = S sigmoid(v_p . tanh(W_p s_t)),  times a Gaussian about p_t
     score        dot  s.h      general  s.W_a h      concat  v_a . tanh(W_a [s ; h])
+                 W_a of general is trained as sqrt(n) W_a, n units of s
     readout      h~_t = tanh(W_c [c_t ; s_t]),  p(y_t) = softmax(W_o h~_t)          equations 5 and 6
 
 The attention starts from the state of this step, where Bahdanau's starts from the one before.  Without ``input_feeding`` the
 decoder reads y_{t-1} alone.  The encoder and the start state are those of the other models (the paper has stacked LSTMs), and
 target positions are counted from 0, as source positions are.  Biases are left out of the formulas.
+
+The scale of W_a is ours.  It changes no model, only the way to it: a step of Adam moves every entry of a matrix by the learning
+rate, and s.W_a h, a sum of as many terms as W_a has entries, by so much that the softmax soon sees one word alone and learns no
+more, while v_a . tanh(...) hardly moves.  With sqrt(n) it moves as the scaled products of Vaswani et al. (2017) do.
 
 Paper to code: s_t (its h_t) hidden, h_j (its h-bar_s) encoder_states, h~_t attentional, a_t weights, c_t context, D window.
 """
@@ -22,7 +27,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, DTypeLike, Float, Int, Key
 
 import attn
 from seq2seq.config import RNNConfig
@@ -55,7 +60,8 @@ class LuongAttention(nnx.Module):
         self.kind, self.window = config.attention, config.local_window
         self.score = config.local_score if config.attention.startswith("local") else config.attention
         if self.score == "general":
-            self.score_weights = _params(attn.init_general(rngs.params(), query_dim, key_dim))
+            self.scale = query_dim**-0.5
+            self.scaled_kernel = nnx.Param(attn.init_general(rngs.params(), query_dim, key_dim).kernel / self.scale)
         elif self.score == "concat":
             self.score_weights = _params(attn.init_concat(rngs.params(), query_dim, key_dim, config.align_dim))
         if self.kind == "local_predictive":
@@ -79,10 +85,18 @@ class LuongAttention(nnx.Module):
         params, options = self._arguments(memory, position)
         return weights(hidden[:, None], memory.encoder_states, *params, **options)[:, 0].astype(jnp.float32)
 
+    def _score_params(self, dtype: DTypeLike) -> attn.GeneralParams | attn.ConcatParams | None:
+        """W_a and v_a, as far as the score has them."""
+        if self.score == "dot":
+            return None
+        if self.score == "general":
+            return attn.GeneralParams((self.scaled_kernel[...] * self.scale).astype(dtype))
+        return cast_params(self.score_weights, dtype)
+
     def _arguments(self, memory: RNNMemory, position: Int[Array, "B"]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Parameters and options of the functions in `FUNCTIONS`."""
         dtype = memory.encoder_states.dtype
-        score = None if self.score == "dot" else cast_params(self.score_weights, dtype)
+        score = self._score_params(dtype)
         local = {"window": self.window, "key_lengths": memory.lengths}
         mask = {"mask": memory.mask[:, None]}
         if self.kind == "local_monotonic":

@@ -177,9 +177,9 @@ def score(attention, s, h):
     """Equation 8 of the paper for one source word."""
     if attention.score == "dot":
         return s @ h
-    kernel = numbers(attention.score_weights.kernel)
     if attention.score == "general":
-        return s @ kernel @ h
+        return s @ (numbers(attention.scaled_kernel) / np.sqrt(len(s))) @ h
+    kernel = numbers(attention.score_weights.kernel)
     return numbers(attention.score_weights.score_vector) @ np.tanh(np.concatenate([s, h]) @ kernel)
 
 
