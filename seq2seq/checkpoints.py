@@ -98,9 +98,29 @@ class CheckpointStore:
                 self.manager.delete(later)
 
     def _restore_step(self, step: int, templates: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        for name, tree in templates.items():
+            _expect_shapes(self.folder / str(step) / name, tree)
         items = {name: ocp.args.StandardRestore(jax.tree.map(abstract, tree)) for name, tree in templates.items()}
         restored = self.manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore(), **items))
         return restored.meta, {name: restored[name] for name in templates}
+
+
+def _expect_shapes(item: Path, template: Any) -> None:
+    """Raise CheckpointError with all arrays that only one of the two has, or that differ in shape."""
+    saved, wanted = _shapes(ocp.PyTreeCheckpointHandler().metadata(item).tree), _shapes(template)
+    lines = [
+        f"{key} is {saved.get(key, 'not there')}, the model has {wanted.get(key, 'none')}"
+        for key in sorted(saved.keys() | wanted.keys())
+        if saved.get(key) != wanted.get(key)
+    ]
+    if lines:
+        raise CheckpointError(f"not the {item.name} of this config: " + "; ".join(lines))
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    """Shapes of the arrays of a tree by their path."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): tuple(leaf.shape) for path, leaf in leaves}
 
 
 def _first_line(error: Exception) -> str:

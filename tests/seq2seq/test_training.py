@@ -154,6 +154,26 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(uninterrupted, tmp_pat
     assert_same_state(run_dir, tmp_path / "run")
 
 
+def test_a_checkpoint_of_another_model_is_refused_by_its_arrays(uninterrupted, tmp_path):
+    _, run_dir = uninterrupted
+    copy = tmp_path / "copy"
+    shutil.copytree(run_dir, copy)
+    lines = (copy / "config.toml").read_text().splitlines()
+    align_dim = next(line for line in lines if line.startswith("align_dim = ")).removeprefix("align_dim = ")
+
+    def with_line(key, value):
+        changed = [f"{key} = {value}" if line.startswith(f"{key} = ") else line for line in lines]
+        assert changed != lines
+        (copy / "config.toml").write_text("\n".join(changed))
+
+    with_line("align_dim", "3")
+    with pytest.raises(CheckpointError, match=rf"score_vector.value is \({align_dim},\), the model has \(3,\)"):
+        load_run(copy)
+    with_line("attention", '"general"')
+    with pytest.raises(CheckpointError, match=r"scaled_kernel.value is not there, .*vector.value is .*, the model has none"):
+        load_run(copy)
+
+
 def test_load_run_gives_the_parameters_of_the_best_evaluation(uninterrupted):
     meta, arrays = latest_state(uninterrupted[1])
     assert load_run(uninterrupted[1]).step == meta["stopper"]["best_step"]
