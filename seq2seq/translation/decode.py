@@ -65,7 +65,7 @@ def decode_corpus(
         prefixes: first ids of each output.
         numbers: set the draws of each source apart, and name it in an error; 1, 2, ... if not given.
         with_weights: give attention weights too.
-        progress: called after each batch.
+        progress: called before the first batch, with 0 of all, and after each.
 
     Returns:
         For each source, in the order given, its n_best hypotheses, best first; fewer if there are no more.
@@ -95,6 +95,8 @@ def decode_corpus(
     ]
     decode = partial(_decode_batch, model, decoding=decoding, with_weights=with_weights)
     done = 0
+    if progress:
+        progress(done, len(encoded_sources))
     for place, decoded in call_at_once(decode, prepared, [batch.shape for batch in prepared], how_many_at_once()):
         indices = groups[place][0]
         for row, i in enumerate(indices):

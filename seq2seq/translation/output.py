@@ -133,7 +133,7 @@ def write_alignments(folder: str | Path, results: Sequence[Sequence[Hypothesis]]
 
 
 class TranslationProgress:
-    """Progress on stderr: a bar on a terminal, elsewhere a line every `plain_seconds`."""
+    """Progress on stderr: a bar on a terminal, elsewhere a line every `plain_seconds`.  0 sentences done begin a new count."""
 
     def __init__(
         self, doing: str = "translating", done: str = "translated", *, console: Console | None = None, plain_seconds: float = 15.0
@@ -155,7 +155,10 @@ class TranslationProgress:
     def __call__(self, done: int, total: int) -> None:
         self.bar.update(self.task, completed=done, total=total)
         now = time.monotonic()
-        if not self.console.is_terminal and now - self.last_plain >= self.plain_seconds:
+        if done == 0:
+            self.bar.reset(self.task, total=total)
+            self.started = now
+        elif not self.console.is_terminal and now - self.last_plain >= self.plain_seconds:
             self.last_plain = now
             left = (now - self.started) / done * (total - done)
             self.say(f"{self.done_word} {done} of {total} sentences, about {left:.0f} s left")

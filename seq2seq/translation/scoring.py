@@ -40,6 +40,8 @@ def score_pairs(
             raise TranslationError(f"line {number}: expected {expected}, got {pair.length}")
     results: list[list[float]] = [[] for _ in pairs]
     done = 0
+    if progress:
+        progress(done, len(pairs))
     for indices, batch in reversed(eval_batches(pairs, batches)):
         batch = type(batch)(*(side[:, :limit] for side in batch))
         log_probs = np.asarray(score_targets(model, *batch))

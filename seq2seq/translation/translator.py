@@ -68,7 +68,7 @@ class Translator:
             prefixes: what each translation begins with; "" for nothing.
             batch_tokens: source tokens decoded together; changes speed and memory, never a translation.
             with_weights: give attention weights too.
-            progress: called with the number of sentences done and of all.
+            progress: called with the number of sentences done, 0 at first, and of all.
             **decoding: keys of `DecodingConfig`, such as beam_size=5; those not given, or None, are the run's own.
 
         Raises:
